@@ -1,0 +1,1 @@
+"""The room that acts: Ray actors and what they hold."""

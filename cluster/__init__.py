@@ -1,0 +1,1 @@
+"""The room that decides: the cluster on paper, in pure Python."""

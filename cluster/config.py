@@ -1,0 +1,191 @@
+"""Every knob of Shoal: small frozen models, composed, and checked once before anything starts."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from cluster.errors import ConfigError
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+class Frozen(BaseModel):
+    """A part of the configuration: no unknown fields, no writes after parsing."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class CacheConfig(Frozen):
+    """The KV pool of one shard. Its size is `num_blocks`, else `memory_gib`, else a fraction."""
+
+    block_size: int = Field(16, ge=1, le=256, description="Tokens a page holds.")
+    num_blocks: int | None = Field(None, ge=2, description="Pages of the pool.")
+    memory_gib: float | None = Field(None, gt=0, description="Memory of the pool, GiB.")
+    memory_fraction: float | None = Field(
+        None, gt=0, le=0.95, description="Of the free memory; by default 0.1 on CPU, 0.9 on GPU."
+    )
+    prefix_caching: bool = Field(True, description="Keep pages of ended sequences for reuse.")
+
+
+class BatchingConfig(Frozen):
+    """What one step of a shard may hold."""
+
+    max_num_seqs: int = Field(128, ge=1, le=4096, description="Sequences running at once.")
+    max_batch_tokens: int = Field(1024, ge=1, description="Tokens computed in one step.")
+
+
+class ResourcesConfig(Frozen):
+    """What a shard asks of Ray and of its node."""
+
+    cpus: float | None = Field(None, ge=0, description="By default the cores shared evenly.")
+    gpus: float | None = Field(None, ge=0, description="By default 1 where the cluster has GPUs.")
+    threads: int | None = Field(None, ge=1, description="torch threads; by default the cpus.")
+    custom: dict[str, float] = Field(default_factory=dict, description="Ray custom resources.")
+
+
+class ModelConfig(Frozen):
+    """One model and the shards that serve it."""
+
+    name: str = Field("smollm2-135m-instruct", min_length=1, description="What clients ask for.")
+    source: str = Field(
+        "default",
+        min_length=1,
+        description="`default`, a folder of safetensors, a .gguf file,"
+        " `package:<distribution>==<version>/<file.gguf>`, or a hub id.",
+    )
+    dtype: Dtype = Field("auto", description="Precision of weights and KV; auto: as saved.")
+    max_model_len: int | None = Field(None, ge=2, description="Context, tokens.")
+    shards: int = Field(1, ge=0, le=4096, description="Shards wanted at start.")
+    load_timeout_s: float = Field(600.0, gt=0, description="A shard not ready by then is retried.")
+    cache: CacheConfig = CacheConfig()
+    batching: BatchingConfig = BatchingConfig()
+    resources: ResourcesConfig = ResourcesConfig()
+
+
+class SlaClass(Frozen):
+    """A class of service; classes listed earlier go first, and within one it is first come."""
+
+    name: str = Field(min_length=1)
+    tiers: tuple[str, ...] = Field((), description="Values of `service_tier` that mean it.")
+
+
+DEFAULT_CLASSES = (
+    SlaClass(name="P0", tiers=("priority",)),
+    SlaClass(name="P1", tiers=("auto", "default")),
+    SlaClass(name="P2", tiers=("flex", "batch")),
+)
+
+
+class SchedulingConfig(Frozen):
+    """The central scheduler."""
+
+    classes: tuple[SlaClass, ...] = Field(DEFAULT_CLASSES, min_length=1)
+    default_class: str = "P1"
+    max_queued: int = Field(1024, ge=0, description="Requests waiting before the next gets 429.")
+    claim_timeout_s: float = Field(30.0, gt=0, description="A lease nobody used is taken back.")
+    heartbeat_s: float = Field(1.0, gt=0, description="A shard reports at least this often.")
+    shard_timeout_s: float = Field(10.0, gt=0, description="Silent for so long, a shard is lost.")
+    max_indexed_pages: int = Field(1_000_000, ge=1, description="Bound of the prefix index.")
+
+    @model_validator(mode="after")
+    def _classes_are_consistent(self) -> SchedulingConfig:
+        names = [sla.name for sla in self.classes]
+        if len(set(names)) != len(names):
+            raise ValueError(f"class names must differ, got {names}")
+        if self.default_class not in names:
+            raise ValueError(f"default_class must be one of {names}, got {self.default_class!r}")
+        return self
+
+
+class AuthConfig(Frozen):
+    """Who may speak to the doors. `none` answers everybody who can reach the port."""
+
+    mode: Literal["keys", "none"] = "keys"
+    keys_env: str = Field(
+        "SHOAL_API_KEYS", description="Environment variable: `key` or `tenant:key`, by commas."
+    )
+
+
+class GatewayConfig(Frozen):
+    """The HTTP door."""
+
+    replicas: int = Field(1, ge=1)
+    max_ongoing_requests: int = Field(4096, ge=1)
+    max_body_bytes: int = Field(16 * 2**20, ge=1024)
+    max_choices: int = Field(16, ge=1, description="Largest `n`.")
+    max_logprobs: int = Field(20, ge=0, description="Largest `top_logprobs`.")
+    auth: AuthConfig = AuthConfig()
+
+
+class RouterConfig(Frozen):
+    """The routing deployment."""
+
+    replicas: int = Field(1, ge=1)
+    max_ongoing_requests: int = Field(16384, ge=1)
+
+
+class ShoalConfig(Frozen):
+    """The whole application: what stands under `args` in ray-config.yaml."""
+
+    models: tuple[ModelConfig, ...] = Field((ModelConfig(),), min_length=1)
+    scheduling: SchedulingConfig = SchedulingConfig()
+    gateway: GatewayConfig = GatewayConfig()
+    router: RouterConfig = RouterConfig()
+
+    @model_validator(mode="after")
+    def _model_names_differ(self) -> ShoalConfig:
+        names = [model.name for model in self.models]
+        if len(set(names)) != len(names):
+            raise ValueError(f"model names must differ, got {names}")
+        return self
+
+
+def parse_config(args: dict[str, Any]) -> ShoalConfig:
+    """Check `args` and compose the configuration.
+
+    Raises ConfigError whose message lists every wrong field: its path, what was wrong, and what
+    is allowed there.
+    """
+    try:
+        return ShoalConfig.model_validate(args)
+    except ValidationError as error:
+        problems = _root_causes(error.errors(include_url=False))
+        lines = [f"  {_path(p['loc'])}: {p['msg']}{_allowed(p)}" for p in problems]
+        raise ConfigError(
+            "the configuration is refused:\n" + "\n".join(lines), _path(problems[0]["loc"])
+        ) from None
+
+
+def _root_causes(problems: list[Any]) -> list[Any]:
+    """Without the problems that only repeat, of a whole, that a part of it was wrong."""
+    places = [problem["loc"] for problem in problems]
+
+    def repeats(loc: tuple[int | str, ...]) -> bool:
+        return any(len(other) > len(loc) and other[: len(loc)] == loc for other in places)
+
+    return [problem for problem in problems if not repeats(problem["loc"])]
+
+
+def _path(loc: tuple[int | str, ...]) -> str:
+    dotted = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
+    return "args" + dotted
+
+
+def _allowed(problem: Any) -> str:
+    """For an unknown field, the fields that would have been known there."""
+    if problem["type"] != "extra_forbidden":
+        return f" (got {problem['input']!r})"
+    model: Any = ShoalConfig
+    for part in problem["loc"][:-1]:
+        model = _descend(model, part)
+    return f" (allowed: {', '.join(sorted(model.model_fields))})"
+
+
+def _descend(model: Any, part: int | str) -> Any:
+    if isinstance(part, int):
+        return model
+    annotation = model.model_fields[part].annotation
+    inner = [arg for arg in getattr(annotation, "__args__", ()) if hasattr(arg, "model_fields")]
+    return inner[0] if inner else annotation

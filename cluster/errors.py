@@ -1,0 +1,151 @@
+"""The error tree of Shoal, sorted by who has to act.
+
+    ShoalError
+    +-- RequestError            the caller must change the request
+    |   +-- InvalidRequest          a field is wrong; names it
+    |   |   +-- UnsupportedField    a field Shoal does not serve; names it
+    |   |   +-- ContextTooLong      prompt (and output) exceed the context; says both lengths
+    |   +-- NotAuthenticated        no key, or a key nobody knows
+    |   +-- ModelNotFound           no model of that name is served
+    |   +-- RequestTooLarge         the body exceeds the limit
+    +-- CapacityError           the caller should come back later; carries retry_after_s
+    |   +-- QueueFull               the bounded queue is full
+    |   +-- NotReady                no shard serves the model at this moment
+    |   +-- DeadlineExceeded        it could not be served in time
+    +-- OperatorError           the operator must change configuration, weights or machines
+    |   +-- ConfigError             a field of the configuration is wrong; gives its path
+    |   +-- ModelUnavailable        the weights cannot be had; says what was tried
+    |   +-- UnsupportedModel        the family cannot be served exactly; names it
+    |   +-- Unschedulable           no node has what a shard asks for; says what is missing
+    +-- FaultError              ours: a part of the system failed
+        +-- ShardLost               the shard died with the sequence on it
+        +-- SchedulerLost           the scheduler could not be reached
+        +-- StaleLease              the lease belongs to another life of the shard or scheduler
+        +-- IllegalTransition       a state change that the table does not allow
+        +-- LedgerBroken            a ledger does not add up
+
+Every error survives pickling with all its fields, since it crosses processes: keyword fields are
+kept in `__dict__`, and `__reduce__` rebuilds from them without calling `__init__`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class ShoalError(Exception):
+    """The root: `message` is fit to be shown to whoever has to act."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.args, dict(self.__dict__))
+
+
+def _rebuild(kind: type[ShoalError], args: tuple[Any, ...], fields: dict[str, Any]) -> ShoalError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(fields)
+    return error
+
+
+class RequestError(ShoalError):
+    """The caller must change the request."""
+
+
+class InvalidRequest(RequestError):
+    """A field is wrong; `param` names it as the caller wrote it."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class UnsupportedField(InvalidRequest):
+    """A field that Shoal does not serve, refused rather than ignored."""
+
+
+class ContextTooLong(InvalidRequest):
+    """The prompt, or the prompt with the output asked for, does not fit the model's context."""
+
+
+class NotAuthenticated(RequestError):
+    """No key, or a key nobody knows."""
+
+
+class ModelNotFound(RequestError):
+    """No model of that name is served."""
+
+
+class RequestTooLarge(RequestError):
+    """The body exceeds the configured limit."""
+
+
+class CapacityError(ShoalError):
+    """The caller should come back in `retry_after_s` seconds."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class QueueFull(CapacityError):
+    """The bounded queue of the class is full."""
+
+
+class NotReady(CapacityError):
+    """No shard serves the model at this moment."""
+
+
+class DeadlineExceeded(CapacityError):
+    """The request could not be served before its deadline."""
+
+
+class OperatorError(ShoalError):
+    """The operator must change configuration, weights or machines."""
+
+
+class ConfigError(OperatorError):
+    """A field of the configuration is wrong; `path` is where, dotted."""
+
+    def __init__(self, message: str, path: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class ModelUnavailable(OperatorError):
+    """The weights cannot be had; the message says what was tried and what to do."""
+
+
+class UnsupportedModel(OperatorError):
+    """The model family cannot be served exactly, so it is not served at all."""
+
+
+class Unschedulable(OperatorError):
+    """No node offers what a shard asks for; the message says what is missing."""
+
+
+class FaultError(ShoalError):
+    """A part of the system failed; nobody outside has to change anything."""
+
+
+class ShardLost(FaultError):
+    """The shard died, or stopped answering, with the sequence on it."""
+
+
+class SchedulerLost(FaultError):
+    """The scheduler could not be reached within the time allowed."""
+
+
+class StaleLease(FaultError):
+    """The lease belongs to another life of the shard or of the scheduler."""
+
+
+class IllegalTransition(FaultError):
+    """A state change that the table does not allow; nothing was changed."""
+
+
+class LedgerBroken(FaultError):
+    """A ledger does not add up; the message carries the two sums."""

@@ -1,0 +1,298 @@
+"""The frozen dataclasses that cross processes, each named for what it says.
+
+A request travels as: Request (at the door) -> Submission (to the scheduler) -> Lease or Refusal
+(back) -> Assignment (door to shard) -> TokenDelta (shard to door). Times are seconds; a time that
+crosses processes is a duration, never a clock reading, since clocks of two nodes differ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+PageHash = bytes
+"""Chained hash of a full page and all before it (see `cluster.blocks.page_hashes`), 16 bytes."""
+
+
+class FinishReason(StrEnum):
+    """Why a choice ended, in OpenAI's words where they have one."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is chosen.
+
+    Greedy where `temperature` is 0. The draw for output position `p` of choice `c` depends only on
+    `(seed, p, c)` and the logits, so it is the same alone, in a crowd, and after a resume.
+    `logprobs`: how many top alternatives to report per token (0: the chosen one only, None: none);
+    `prompt_logprobs`: the same for the prompt's own tokens. Both are of the model's raw
+    distribution, before penalties, bias and temperature.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """When a choice ends by its tokens. Stop strings are text and belong to the door.
+
+    `stop_token_ids` holds the caller's ids and, unless it asked to ignore them, the model's
+    end-of-sequence ids; the token that ends a choice is emitted with `FinishReason.STOP`.
+    Until `min_tokens` are out, `stop_token_ids` cannot be sampled.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt and the `choices` wanted of it, as the door understood its client."""
+
+    request_id: str
+    model: str
+    tenant: str
+    sla: str
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    stopping: Stopping
+    choices: int = 1
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """What the scheduler needs to know of a request: its measure, not its words.
+
+    `router` names who is told the decision. `page_hashes` are those of the prompt's full pages.
+    """
+
+    request_id: str
+    router: str
+    model: str
+    tenant: str
+    sla: str
+    prompt_tokens: int
+    max_tokens: int
+    choices: int
+    page_hashes: tuple[PageHash, ...]
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRef:
+    """One life of one shard: `actor` is its Ray name, `incarnation` differs in each life."""
+
+    shard: str
+    model: str
+    actor: str
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What placing the request on `shard` would have cost, in tokens."""
+
+    shard: str
+    cost: float
+    cached_tokens: int
+    outstanding_tokens: int
+    free_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a lease is what it is: every candidate, and how long the request waited."""
+
+    waited_s: float
+    candidates: tuple[Candidate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The scheduler's promise, in its life `epoch`, that `shard` has room for the request."""
+
+    request_id: str
+    epoch: int
+    shard: ShardRef
+    cached_tokens: int
+    reason: Reason
+
+
+class RefusalKind(StrEnum):
+    """Which of the capacity errors a refusal stands for."""
+
+    QUEUE_FULL = "queue_full"
+    NOT_READY = "not_ready"
+    DEADLINE = "deadline"
+    NEVER_FITS = "never_fits"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The scheduler will not serve the request; it may be tried again after `retry_after_s`."""
+
+    request_id: str
+    kind: RefusalKind
+    message: str
+    retry_after_s: float
+
+
+Decision = Lease | Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Door to shard: serve this request under this lease. `salt` roots the prefix hashes."""
+
+    lease: Lease
+    request: Request
+    salt: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural log of the probability of `token`, and the `top` alternatives, likeliest first."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDelta:
+    """What one step added to one choice.
+
+    `logprobs` runs parallel to `tokens` where asked for. `cached_tokens` and `prompt_logprobs`
+    (None for the first token, as nothing precedes it) come with the first delta of choice 0.
+    """
+
+    request_id: str
+    choice: int
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish: FinishReason | None = None
+    cached_tokens: int = 0
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """The shard cannot go on with the request; `kind` is the name of a FaultError."""
+
+    request_id: str
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaBatch:
+    """Everything a shard has for one door since batch `number - 1`: one message a step.
+
+    The door acknowledges by asking for the next; an unacknowledged batch is sent again unchanged,
+    so a lost reply neither loses nor repeats a token.
+    """
+
+    number: int
+    deltas: tuple[TokenDelta | RequestFailed, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardCapacity:
+    """What a shard can hold; fixed for its life."""
+
+    block_size: int
+    total_pages: int
+    max_num_seqs: int
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRequest:
+    """A request that a shard holds, for a scheduler that has to rebuild its books."""
+
+    request_id: str
+    prompt_tokens: int
+    computed_tokens: int
+    max_tokens: int
+    choices: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardReport:
+    """A shard's events since report `number - 1`, oldest first, and where it stands now.
+
+    A `full` report replaces all the scheduler knew of the shard: `held` and `stored` are then
+    complete. `free_pages` counts evictable cached pages too.
+    """
+
+    shard: ShardRef
+    number: int
+    capacity: ShardCapacity
+    free_pages: int
+    started: tuple[str, ...] = ()
+    ended: tuple[str, ...] = ()
+    stored: tuple[PageHash, ...] = ()
+    removed: tuple[PageHash, ...] = ()
+    full: bool = False
+    held: tuple[HeldRequest, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReportAck:
+    """The scheduler's answer: its epoch, and whether the next report has to be a full one."""
+
+    epoch: int
+    resync: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ShardStats:
+    """A shard's books at one moment, for tests, dashboards and people.
+
+    used + cached + free = total: `used_pages` belong to live sequences, `cached_pages` are kept
+    only for their prefix and may be reused at once.
+    """
+
+    shard: ShardRef
+    steps: int
+    running: int
+    waiting: int
+    total_pages: int
+    used_pages: int
+    cached_pages: int
+    free_pages: int
+    preemptions: int
+    tokens_computed: int
+    tokens_sampled: int
+    prefix_hit_tokens: int
+    doors: int
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """The scheduler's books at one moment."""
+
+    epoch: int
+    queued: dict[str, int] = field(default_factory=dict)
+    leased: int = 0
+    shards: tuple[ShardRef, ...] = ()
+    granted: int = 0
+    refused: int = 0
+    withdrawn: int = 0
+    indexed_pages: int = 0

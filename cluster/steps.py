@@ -1,0 +1,83 @@
+"""What the planner tells the engine to compute in one step, and what the engine answers.
+
+A sequence knows some tokens and has KV for a prefix of them; a step lets computed catch up with
+known. Prefill, chunked prefill, decode and recompute after preemption are all this one line.
+These objects stay within one process: the engine reads sequences, only the planner changes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cluster.messages import Request, TokenLogprob
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One choice of a request on one shard.
+
+    `tokens` are the known tokens: the prompt, then what was sampled. KV exists for
+    `tokens[:computed]`, in the pages of `blocks` (the block table: page `i` holds positions
+    `[i * block_size, (i + 1) * block_size)`).
+    """
+
+    request: Request
+    choice: int
+    tokens: list[int]
+    computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.request.prompt)
+
+    @property
+    def output_len(self) -> int:
+        return len(self.tokens) - self.prompt_len
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Compute `sequence.tokens[start : start + count]`; sample the next token after it if asked.
+
+    `score_prompt` asks for the log probabilities of the prompt tokens at positions
+    `start + 1 .. start + count` (those that are prompt tokens), which the logits of this chunk give.
+    """
+
+    sequence: Sequence
+    start: int
+    count: int
+    samples: bool
+    score_prompt: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PageCopy:
+    """Copy-on-write: the engine copies page `source` to `target` before the step computes."""
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One forward pass: copies first, then all chunks as one ragged batch."""
+
+    chunks: tuple[Chunk, ...]
+    copies: tuple[PageCopy, ...] = ()
+
+    @property
+    def token_count(self) -> int:
+        return sum(chunk.count for chunk in self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What the forward pass gave.
+
+    `sampled` holds one entry for each chunk with `samples`, in the plan's order, and
+    `prompt_scores` one tuple for each chunk with `score_prompt`, in the plan's order.
+    """
+
+    sampled: tuple[TokenLogprob, ...]
+    prompt_scores: tuple[tuple[TokenLogprob, ...], ...] = ()
