@@ -41,7 +41,7 @@ class Chunk:
     """Compute `sequence.tokens[start : start + count]`; sample the next token after it if asked.
 
     `score_prompt` asks for the log probabilities of the prompt tokens at positions
-    `start + 1 .. start + count` (those that are prompt tokens), which the logits of this chunk give.
+    `start + 1 .. start + count` (as far as the prompt goes), which this chunk's logits give.
     """
 
     sequence: Sequence
