@@ -1,8 +1,8 @@
 """A model of the device for planner tests: pages that hold what was written, and a toy model.
 
 The toy model's next token depends on every token before it and on the choice, so output is right
-only if nothing was lost, repeated or mixed up. A slot of a page holds the whole prefix that its KV
-would depend on, so reading another sequence's page, or a stale one, is noticed.
+only if nothing was lost, repeated or mixed up. A slot of a page holds the tenant and the whole
+prefix that its KV would depend on, so reading a page of another, or a stale one, is noticed.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from cluster.steps import Chunk, PageCopy, StepPlan, StepResult
 VOCABULARY = 5
 
 Prefix = tuple[int, ...]
+Held = tuple[str, Prefix]
+"""What a slot holds: whose it is and all the tokens that its KV depends on."""
 
 
 class PagedMemory:
@@ -33,18 +35,18 @@ class PagedMemory:
     def __init__(self, block_size: int, gather_copies: bool = False) -> None:
         self._block_size = block_size
         self._gather_copies = gather_copies
-        self._slots: dict[tuple[int, int], Prefix] = {}
+        self._slots: dict[tuple[int, int], Held] = {}
 
     def compute(self, plan: StepPlan) -> StepResult:
         """Copy, then write all chunks' KV, then read it as attention does."""
         self._copy(plan.copies)
         for chunk in plan.chunks:
             for position in range(chunk.start, chunk.start + chunk.count):
-                self._slots[self._slot(chunk, position)] = _prefix(chunk, position)
+                self._slots[self._slot(chunk, position)] = _held(chunk, position)
         for chunk in plan.chunks:
             for position in range(chunk.start + chunk.count):
                 held = self._slots.get(self._slot(chunk, position))
-                assert held == _prefix(chunk, position), (chunk, position, held)
+                assert held == _held(chunk, position), (chunk, position, held)
         return StepResult(
             tuple(_sample(chunk) for chunk in plan.chunks if chunk.samples),
             tuple(_scores(chunk) for chunk in plan.chunks if chunk.score_prompt),
@@ -58,7 +60,7 @@ class PagedMemory:
             for target, page in read:
                 self._slots.update({(target, offset): held for offset, held in page.items()})
 
-    def _page(self, page: int) -> dict[int, Prefix]:
+    def _page(self, page: int) -> dict[int, Held]:
         slots = ((offset, self._slots.get((page, offset))) for offset in range(self._block_size))
         return {offset: held for offset, held in slots if held is not None}
 
@@ -102,7 +104,7 @@ def assignment(
     request = Request(
         request_id=request_id,
         model="toy",
-        tenant="tenant",
+        tenant=salt.decode(),
         sla="P1",
         prompt=prompt,
         sampling=Sampling(prompt_logprobs=prompt_logprobs, logprobs=logprobs),
@@ -111,6 +113,10 @@ def assignment(
     )
     shard = ShardRef("toy-0", "toy", "shard:toy-0", "first")
     return Assignment(Lease(request_id, 1, shard, 0, Reason(0.0, ())), request, salt)
+
+
+def _held(chunk: Chunk, position: int) -> Held:
+    return chunk.sequence.request.tenant, _prefix(chunk, position)
 
 
 def _prefix(chunk: Chunk, position: int) -> Prefix:
