@@ -22,6 +22,7 @@ from cluster.events import (
     Withdrawn,
 )
 from cluster.messages import (
+    Decision,
     HeldRequest,
     Lease,
     PageHash,
@@ -99,25 +100,32 @@ class History:
         self.seen: Counter[str] = Counter()
 
     def send(self, event: Event) -> None:
+        """Then, as nobody may wait who could be served, a tick has no lease left to give."""
+        self.follow(event)
+        assert not self.follow(Ticked())
+
+    def follow(self, event: Event) -> int:
+        """Let the event happen, do as told, check the books, and count the leases given."""
+        leases = f"{type(event).__name__} leases"
+        before = self.seen[leases]
         for instruction in self.brain.handle(event, self.now):
             match instruction:
                 case Tell(router, decision):
                     assert router == self.open.pop(decision.request_id).router
-                    self.seen[f"{type(event).__name__} decides"] += 1
-                    if isinstance(decision, Lease):
-                        assert decision.epoch == self.epoch
-                        self.leases[decision.request_id] = decision
-                    else:
-                        self.seen[decision.kind] += 1
+                    self.record(leases, decision)
                 case Acknowledge(shard, ack):
                     self.shards[shard.shard].resync = ack.resync
-        self.check()
-
-    def check(self) -> None:
-        """Whoever was told nothing still waits, and nobody waits who could be served by now."""
         self.brain.verify()
         assert sum(self.brain.stats().queued.values()) == len(self.open)
-        assert self.brain.handle(Ticked(), self.now) == ()
+        return self.seen[leases] - before
+
+    def record(self, leases: str, decision: Decision) -> None:
+        if isinstance(decision, Lease):
+            assert decision.epoch == self.epoch
+            self.leases[decision.request_id] = decision
+            self.seen[leases] += 1
+        else:
+            self.seen[decision.kind] += 1
 
     def move(self) -> None:
         moves = {
@@ -249,5 +257,5 @@ def test_every_submission_is_leased_refused_withdrawn_or_still_waits(seed: int) 
 
 def test_the_histories_reach_every_kind_of_decision() -> None:
     seen = lived(seed=7, moves=5000).seen
-    deciding = {f"{kind} decides" for kind in ("Submitted", "Reported", "Withdrawn", "Ticked")}
-    assert seen.keys() >= deciding | set(RefusalKind) | {"report", "full report"}, seen
+    leasing = {f"{event} leases" for event in ("Submitted", "Reported", "Withdrawn", "RouterGone")}
+    assert seen.keys() >= leasing | set(RefusalKind) | {"report", "full report"}, seen
