@@ -176,7 +176,8 @@ class History:
 
     def withdraw(self) -> None:
         if self.submissions:
-            request_id = self.random.choice(list(self.open) or list(self.submissions))
+            among = self.random.choice([self.open or self.leases, self.submissions])
+            request_id = self.random.choice(list(among or self.submissions))
             self.open.pop(request_id, None)
             self.send(Withdrawn(request_id))
 
