@@ -71,8 +71,8 @@ def tenant_salt(tenant: str) -> bytes:
 
 
 def _tenant_and_key(entry: str) -> tuple[str, str]:
-    tenant, colon, key = entry.strip().rpartition(":")
-    return (tenant if colon and tenant else ANONYMOUS), key
+    tenant, colon, key = entry.strip().partition(":")
+    return (tenant, key) if colon else (ANONYMOUS, tenant)
 
 
 def _digest(key: str) -> bytes:

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from cluster.errors import InvalidRequest
 from cluster.messages import FinishReason, TokenLogprob
 from deployments.auth import ANONYMOUS
 from deployments.generation import Usage
 from deployments.openai import ChatMessage
-from deployments.parameters import Parameters, TokenId
+from deployments.parameters import Parameters, Text, TokenId, one_or_list
+
+Prompt = Annotated[
+    Annotated[Text, Tag("<one>")] | Annotated[list[TokenId], Tag("<list>")],
+    Discriminator(
+        one_or_list,
+        custom_error_type="text_or_ids",
+        custom_error_message="Input should be text or a list of token ids",
+    ),
+]
 
 
 class GenerateRequest(Parameters):
@@ -23,7 +33,7 @@ class GenerateRequest(Parameters):
     """
 
     model: str | None = None
-    prompt: str | list[TokenId] | None = None
+    prompt: Prompt | None = None
     messages: list[ChatMessage] | None = Field(None, min_length=1)
     logprobs: int | None = Field(None, ge=0)
     echo: bool = False

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from cluster.errors import InvalidRequest, UnsupportedField
-from deployments.parameters import Parameters, TokenId, Wire, one_or_list
+from deployments.parameters import Parameters, Text, TokenId, Wire, one_or_list
 
 NO_EFFECT = "Accepted, without effect."
 
@@ -21,7 +21,7 @@ class TextPart(Wire):
     """One part of a message's content."""
 
     type: Literal["text"]
-    text: str
+    text: Text
 
 
 class ChatMessage(Wire):
@@ -29,14 +29,14 @@ class ChatMessage(Wire):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
-        Annotated[str, Tag("<one>")] | Annotated[list[TextPart], Tag("<list>")],
+        Annotated[Text, Tag("<one>")] | Annotated[list[TextPart], Tag("<list>")],
         Discriminator(
             one_or_list,
             custom_error_type="text_or_parts",
             custom_error_message="Input should be a string or a list of text parts",
         ),
     ]
-    name: str | None = None
+    name: Text | None = None
 
     def for_template(self) -> dict[str, str]:
         """The message as chat templates expect it; parts of the content become lines."""
@@ -129,8 +129,8 @@ def prompt_kind(value: Any) -> str | None:
 
 
 Prompt = Annotated[
-    Annotated[str, Tag("<one>")]
-    | Annotated[list[str], Field(min_length=1, max_length=256), Tag("<texts>")]
+    Annotated[Text, Tag("<one>")]
+    | Annotated[list[Text], Field(max_length=256), Tag("<texts>")]
     | Annotated[list[TokenId], Tag("<ids>")]
     | Annotated[list[list[TokenId]], Field(max_length=256), Tag("<ids of each>")],
     Discriminator(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Discriminator,
@@ -43,6 +44,16 @@ def one_or_list(value: Any) -> str | None:
     return "<list>" if isinstance(value, list) else None
 
 
+def _whole(text: str) -> str:
+    """JSON can spell half of a surrogate pair, which is no text and has no encoding."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("Input holds half of a surrogate pair") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_whole)]
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 StopStrings = Annotated[
     Annotated[StopString, Tag("<one>")]

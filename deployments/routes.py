@@ -14,8 +14,9 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from cluster.errors import InvalidRequest, RequestTooLarge, ShoalError
+from cluster.errors import InvalidRequest, ShoalError
 from deployments.admission import Call
+from deployments.body_limit import BodyLimit, too_large
 from deployments.doorkeeper import TENANT, Doorkeeper
 from deployments.faults import error_body, error_response, fault_response, refuse, verdict
 from deployments.gateway import Gateway, usage_of
@@ -47,9 +48,9 @@ def create_app(gateway: Gateway) -> FastAPI:
         title="Shoal",
         description="An OpenAI-compatible API over a shoal of KV-cache shards.",
         redoc_url=None,
-        max_body_size=gateway.config.gateway.max_body_bytes,
         responses=FAULTS,
     )
+    app.add_middleware(BodyLimit, max_bytes=gateway.config.gateway.max_body_bytes)
     app.add_middleware(Doorkeeper, keys=gateway.keys)
     _add_error_handlers(app)
     _add_operations(app, gateway)
@@ -193,7 +194,7 @@ async def _on_invalid_body(request: Request, error: Exception) -> Response:
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
-        return fault_response(RequestTooLarge("the body is larger than this server accepts"))
+        return fault_response(too_large())
     kind = "invalid_request_error"
     message = f"{error.detail}: {request.method} {request.url.path}"
     return error_response(error.status_code, error_body(message, kind), error.headers)

@@ -70,14 +70,14 @@ class ModelText:
 
     async def encode(self, text: str) -> list[int]:
         """Token ids of a prompt, with the special tokens the tokenizer puts around it."""
-        return await self._encode(text, special=True)
+        return await self._off_loop(text, special=True)
 
     async def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Token ids of a conversation up to where the assistant speaks next.
 
         Raises InvalidRequest where the model has no chat template or its template refuses.
         """
-        return await self._encode(self.render(messages), special=False)
+        return await self._off_loop(self.render(messages), special=False)
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The conversation as the model's chat template writes it down."""
@@ -116,14 +116,15 @@ class ModelText:
     def decode(self, tokens: Iterable[int]) -> str:
         return b"".join(map(self.token_bytes, tokens)).decode(errors="replace")
 
-    async def _encode(self, text: str, *, special: bool) -> list[int]:
-        if len(text) < LONG_TEXT:
-            return self._encode_now(text, special)
-        return await asyncio.to_thread(self._encode_now, text, special)
-
-    def _encode_now(self, text: str, special: bool) -> list[int]:
+    def encode_now(self, text: str, *, special: bool = False) -> list[int]:
+        """Token ids of `text`, worked out by the calling thread."""
         ids: list[int] = self._backend.encode(text, add_special_tokens=special).ids
         return ids
+
+    async def _off_loop(self, text: str, *, special: bool) -> list[int]:
+        if len(text) < LONG_TEXT:
+            return self.encode_now(text, special=special)
+        return await asyncio.to_thread(self.encode_now, text, special=special)
 
     def _find_bytes(self, token: int) -> bytes:
         if token in self._added:

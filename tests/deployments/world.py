@@ -55,10 +55,15 @@ class World:
         return self.source.requests[-1]
 
     async def chat(self, **fields: Any) -> httpx.Response:
-        return await self.client.post("/v1/chat/completions", json={**CHAT, **fields})
+        return await self._post("/v1/chat/completions", {**CHAT, **fields})
 
     async def complete(self, **fields: Any) -> httpx.Response:
-        return await self.client.post("/v1/completions", json={**COMPLETION, **fields})
+        return await self._post("/v1/completions", {**COMPLETION, **fields})
+
+    async def _post(self, path: str, body: Any) -> httpx.Response:
+        """In ASCII, which can spell text that UTF-8 cannot encode."""
+        headers = {"content-type": "application/json"}
+        return await self.client.post(path, content=json.dumps(body), headers=headers)
 
 
 def read_events(response: httpx.Response) -> list[Any]:
