@@ -26,7 +26,7 @@ def build(args: dict[str, Any]) -> Application:
 
 
 def _fleet(config: ShoalConfig) -> Application:
-    """Exactly one replica: it owns the scheduler and the shards, so it must stop before it starts."""
+    """Exactly one replica: the owner of scheduler and shards must stop before its next starts."""
     deployment = serve.deployment(FleetDeployment).options(
         name="Fleet",
         num_replicas=1,

@@ -15,8 +15,8 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from actors.placement import SchedulerClient
-from cluster.errors import ModelNotFound, SchedulerLost
 from cluster.config import ShoalConfig
+from cluster.errors import ModelNotFound, SchedulerLost
 from cluster.messages import Decision, Submission
 
 HANDLE_ATTEMPTS = 20
