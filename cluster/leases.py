@@ -70,6 +70,7 @@ class ShardBook:
     `prefill_tokens` are of the leases it has not computed yet, `sequences` of all its leases.
     `resync` says that the books doubt themselves and the next report has to be a full one.
     `last_grant` counts the book's grants, so that the smallest is the least recently used.
+    `longest` is the most tokens, prompt and output, that one sequence can ever have here.
     """
 
     ref: ShardRef
@@ -83,13 +84,11 @@ class ShardBook:
     promised_pages: int = 0
     sequences: int = 0
     leases: dict[str, LeaseEntry] = field(default_factory=dict)
+    longest: int = field(init=False)
 
-    @property
-    def longest(self) -> int:
-        """The most tokens, prompt and output, that one sequence can ever have here."""
-        return min(
-            self.capacity.max_model_len, self.capacity.total_pages * self.capacity.block_size
-        )
+    def __post_init__(self) -> None:
+        pool = self.capacity.total_pages * self.capacity.block_size
+        self.longest = min(self.capacity.max_model_len, pool)
 
     def pages_of(self, tokens: int) -> int:
         return -(-tokens // self.capacity.block_size)

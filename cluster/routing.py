@@ -146,26 +146,6 @@ class Placement:
     candidates: tuple[Candidate, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Option:
-    """A shard with room, and what it would cost; `order` breaks ties, no two being equal."""
-
-    shard: ShardBook
-    cached_tokens: int
-    outstanding: int
-    cost: float
-
-    @property
-    def order(self) -> tuple[float, int, str]:
-        return self.cost, self.shard.last_grant, self.shard.ref.shard
-
-    def explained(self) -> Candidate:
-        shard = self.shard
-        return Candidate(
-            shard.ref.shard, self.cost, self.cached_tokens, self.outstanding, shard.free_pages
-        )
-
-
 def could_hold(shard: ShardBook, submission: Submission) -> bool:
     """Whether a choice fits the shard when it is empty."""
     return submission.prompt_tokens + submission.max_tokens <= shard.longest
@@ -176,57 +156,65 @@ def place(
 ) -> Placement | None:
     """The cheapest shard with room, or None where none has any.
 
-    Cost, in tokens to compute before and beside the request's first output:
-
-        uncached prompt                         what this request adds
-        + prompt tokens leased, not computed    the prefill in front of it
-        + DECODE_TOKENS x running sequences     the decodes beside it
-        + uncached prompt x share of pages used what it will evict or be preempted for
-
     Of equals the one least recently granted anything is taken, so that cold requests go round.
     """
-    cached = index.match(submission.page_hashes)
-    options = [
-        _weighed(submission, shard, cached.get(name, 0))
-        for name, shard in shards.items()
-        if could_hold(shard, submission)
-    ]
-    roomy = [option for option in options if _has_room(submission, option)]
-    if not roomy:
+    matched = index.match(submission.page_hashes)
+    options: list[tuple[float, int, str, int]] = []
+    for name, shard in shards.items():
+        cached = _cached_tokens(submission, shard, matched[name]) if name in matched else 0
+        load = _load(submission, shard, cached)
+        if has_room(shard, load) and could_hold(shard, submission):
+            options.append((cost(shard, load), shard.last_grant, name, cached))
+    if not options:
         return None
-    best = heapq.nsmallest(EXPLAINED, roomy, key=lambda option: option.order)
-    chosen = best[0]
-    return Placement(
-        chosen.shard,
-        chosen.cached_tokens,
-        _load(submission, chosen),
-        tuple(option.explained() for option in best),
-    )
+    best = heapq.nsmallest(EXPLAINED, options)
+    _, _, name, cached = best[0]
+    load = _load(submission, shards[name], cached)
+    return Placement(shards[name], cached, load, tuple(_explained(shards, best)))
 
 
-def _weighed(submission: Submission, shard: ShardBook, cached_pages: int) -> _Option:
-    """The last prompt token is always computed, since the first output comes out of it."""
-    block_size = shard.capacity.block_size
-    cached = min(cached_pages, (submission.prompt_tokens - 1) // block_size) * block_size
-    uncached = submission.prompt_tokens - cached
-    outstanding = shard.prefill_tokens + DECODE_TOKENS * shard.sequences
-    unused = max(shard.free_pages - shard.promised_pages, 0) / shard.capacity.total_pages
-    return _Option(shard, cached, outstanding, outstanding + uncached * (2.0 - unused))
+def cost(shard: ShardBook, load: Load) -> float:
+    """What it takes until and beside the first output, in tokens to compute.
+
+    uncached prompt                         what this request adds
+    + prompt tokens leased, not computed    the prefill in front of it
+    + DECODE_TOKENS x running sequences     the decodes beside it
+    + uncached prompt x share of pages used what it will evict or be preempted for
+    """
+    unused = (shard.free_pages - shard.promised_pages) / shard.capacity.total_pages
+    return outstanding(shard) + load.prefill_tokens * (2.0 - unused)
 
 
-def _load(submission: Submission, option: _Option) -> Load:
-    uncached = submission.prompt_tokens - option.cached_tokens
-    pages = option.shard.pages_of(uncached) + submission.choices
-    return Load(uncached, pages, submission.choices)
+def outstanding(shard: ShardBook) -> int:
+    """The work in front of and beside a newcomer, in tokens."""
+    return shard.prefill_tokens + DECODE_TOKENS * shard.sequences
 
 
-def _has_room(submission: Submission, option: _Option) -> bool:
+def has_room(shard: ShardBook, load: Load) -> bool:
     """Slots for all choices and pages for the prompt; an idle shard takes whatever it could hold.
 
     Without that exception a request that needs the whole of a shard would wait for ever.
     """
-    shard, load = option.shard, _load(submission, option)
     return not shard.leases or (
         shard.sequences + load.sequences <= shard.capacity.max_num_seqs
         and shard.promised_pages + load.pages <= shard.free_pages
     )
+
+
+def _cached_tokens(submission: Submission, shard: ShardBook, pages: int) -> int:
+    """The last prompt token is always computed, since the first output comes out of it."""
+    block_size = shard.capacity.block_size
+    return min(pages, (submission.prompt_tokens - 1) // block_size) * block_size
+
+
+def _load(submission: Submission, shard: ShardBook, cached_tokens: int) -> Load:
+    uncached = submission.prompt_tokens - cached_tokens
+    return Load(uncached, shard.pages_of(uncached) + submission.choices, submission.choices)
+
+
+def _explained(
+    shards: Mapping[str, ShardBook], options: Iterable[tuple[float, int, str, int]]
+) -> Iterator[Candidate]:
+    for price, _, name, cached in options:
+        shard = shards[name]
+        yield Candidate(name, price, cached, outstanding(shard), shard.free_pages)
