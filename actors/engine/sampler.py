@@ -121,7 +121,8 @@ def _floors_within(
     """
     likeliest = probs.topk(width, dim=-1).values
     mass = likeliest.cumsum(dim=-1, dtype=torch.float64)
-    last_k = _column([(s.top_k or width) - 1 for s in sampling], mass).long().clamp(max=width - 1)
+    last_k = _column([s.top_k if s.top_k > 0 else width for s in sampling], mass).long()
+    last_k = last_k.clamp(max=width) - 1
     limited = _column([s.top_k > 0 for s in sampling], mass).bool()
     total = torch.where(limited, mass.gather(1, last_k), 1.0)
     # A token is in the nucleus while those before it have not filled it yet.

@@ -9,8 +9,8 @@ import torch
 
 from actors.engine.engine import build_engine, load_engine
 from cluster.config import BatchingConfig, CacheConfig, ModelConfig
-from cluster.errors import ConfigError
-from cluster.messages import FinishReason, Sampling
+from cluster.errors import ConfigError, InvalidRequest
+from cluster.messages import FinishReason, Request, Sampling
 from tests.engine.driving import (
     assignment,
     engine_of,
@@ -19,7 +19,7 @@ from tests.engine.driving import (
     run,
     tokens_of,
 )
-from tests.engine.families import greedy, logits, make
+from tests.engine.families import VOCAB, greedy, logits, make
 
 LOOSE = Sampling(temperature=1.2, top_p=0.95, seed=11)
 
@@ -96,6 +96,22 @@ def test_a_cancelled_request_frees_its_pages_at_once() -> None:
     assert not engine.has_work
     assert engine.step() == ()
     engine.verify()
+
+
+@pytest.mark.parametrize(
+    ("param", "wanted"),
+    [
+        ("prompt", request("r", [5, VOCAB])),
+        ("prompt", request("r", [-1, 5])),
+        ("logit_bias", request("r", [5], sampling=Sampling(logit_bias=((VOCAB, 1.0),)))),
+    ],
+)
+def test_a_token_the_model_does_not_have_is_refused(param: str, wanted: Request) -> None:
+    engine = engine_of("llama")
+    with pytest.raises(InvalidRequest, match="from 0 to 299") as refusal:
+        engine.admit(assignment(wanted))
+    assert refusal.value.param == param
+    assert not engine.has_work
 
 
 def test_an_engine_is_loaded_from_a_folder(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -132,10 +132,11 @@ def test_tokens_equally_likely_at_the_cut_are_kept_together() -> None:
     assert set(draw_often(logits, Sampling(top_k=2))) == {3, 500, 900}
 
 
-def test_top_k_beyond_the_vocabulary_cuts_nothing() -> None:
+@pytest.mark.parametrize("top_k", [-1, VOCAB, 10 * VOCAB])
+def test_top_k_off_or_beyond_the_vocabulary_cuts_nothing(top_k: int) -> None:
     logits = some_logits()
-    wide, none = sequence_of(Sampling(top_k=10 * VOCAB)), sequence_of(Sampling())
-    assert sample(logits, wide) == sample(logits, none)
+    wide, none = Sampling(top_p=0.9, top_k=top_k), Sampling(top_p=0.9)
+    assert sample(logits, sequence_of(wide)) == sample(logits, sequence_of(none))
 
 
 def test_a_tiny_top_p_leaves_the_likeliest() -> None:
