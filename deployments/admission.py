@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,7 +78,10 @@ class Admission:
 
     async def complete(self, body: CompletionRequest, tenant: str) -> Call:
         model = self.model(body.model)
-        prompts = [await self._encode(model, prompt) for prompt in body.prompts]
+        prompts = []
+        for prompt in body.prompts:
+            prompts.append(await self._encode(model, prompt))
+            await asyncio.sleep(0)  # many short prompts must not hold up everybody's streams
         return self._call("cmpl", model, body, tenant, prompts)
 
     async def generate(self, body: GenerateRequest) -> Call:
