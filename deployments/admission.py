@@ -11,7 +11,7 @@ from random import Random
 from cluster.config import ModelConfig, ShoalConfig
 from cluster.errors import ConfigError, ContextTooLong, InvalidRequest, ModelNotFound
 from cluster.messages import Request, Sampling, Stopping
-from deployments.generation import Prompt, RequestText
+from deployments.generation import EchoedPrompt, RequestText
 from deployments.handle import GenerateRequest
 from deployments.openai import ChatMessage, ChatRequest, CompletionRequest
 from deployments.parameters import SEED_BITS, Parameters
@@ -43,7 +43,7 @@ class Call:
     """One call of a client: a request for each of its prompts. Choices count on over prompts."""
 
     call_id: str
-    model: str
+    model: ServedModel
     readings: tuple[RequestText, ...]
     choices_each: int
 
@@ -124,9 +124,9 @@ class Admission:
                 stopping=_stopping(body, model, len(ids)),
                 choices=body.n,
             )
-            echo = Prompt.of(model.text, ids, original) if body.echoes else None
+            echo = EchoedPrompt.of(model.text, ids, original) if body.echoes else None
             readings.append(RequestText(request, model.text, patterns, echo))
-        return Call(call_id, model.name, tuple(readings), body.n)
+        return Call(call_id, model, tuple(readings), body.n)
 
     def _seed(self, body: Parameters) -> int:
         """The caller's, or one drawn for this request; not negative."""

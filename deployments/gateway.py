@@ -49,7 +49,7 @@ class Gateway:
             async for piece in pieces:
                 deltas.setdefault(piece.choice, []).append(_delta(piece, request))
         choices = tuple(_choice(deltas[index]) for index in sorted(deltas))
-        return Generation(call.call_id, call.model, choices, usage_of(call))
+        return Generation(call.call_id, call.model.name, choices, usage_of(call))
 
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[GenerationDelta, None]:
         """Answer piece by piece; the last delta carries the usage. Raises ShoalErrors."""

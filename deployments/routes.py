@@ -30,13 +30,13 @@ from deployments.responses import (
     compact,
     model_card,
 )
-from deployments.schemas import ChatCompletion, Completion, FaultBody, ModelCard, ModelList
+from deployments.schemas import ChatCompletion, Completion, ErrorBody, ModelCard, ModelList
 from deployments.sse import DONE, EventStream
 
 CLIENT_CLOSED_REQUEST = 499
 FAULTS: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": FaultBody, "description": "The caller must change something."},
-    "5XX": {"model": FaultBody, "description": "The server cannot answer."},
+    "4XX": {"model": ErrorBody, "description": "The caller must change something."},
+    "5XX": {"model": ErrorBody, "description": "The server cannot answer."},
 }
 
 BEARER = Depends(HTTPBearer(auto_error=False, description="An API key, where keys are asked for."))
@@ -92,15 +92,13 @@ def _add_generation(app: FastAPI, gateway: Gateway) -> None:
     @app.post("/v1/chat/completions", responses=_answers(ChatCompletion), dependencies=[BEARER])
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         call = await gateway.admission.chat(body, request.scope[TENANT])
-        text = gateway.admission.model(call.model).text
-        form = ChatFormat(text, logprobs=body.logprobs)
+        form = ChatFormat(call.model.text, logprobs=body.logprobs)
         return await _answer(gateway, body, call, form, request)
 
     @app.post("/v1/completions", responses=_answers(Completion), dependencies=[BEARER])
     async def completions(body: CompletionRequest, request: Request) -> Response:
         call = await gateway.admission.complete(body, request.scope[TENANT])
-        text = gateway.admission.model(call.model).text
-        form = CompletionFormat(text, logprobs=body.logprobs is not None)
+        form = CompletionFormat(call.model.text, logprobs=body.logprobs is not None)
         return await _answer(gateway, body, call, form, request)
 
 
@@ -115,7 +113,9 @@ async def _answer(
     gateway: Gateway, body: ApiRequest, call: Call, form: Format, request: Request
 ) -> Response:
     created = int(gateway.outside.now())
-    envelope = Envelope(call.call_id, created, call.model, form, streams_usage=body.streams_usage)
+    envelope = Envelope(
+        call.call_id, created, call.model.name, form, streams_usage=body.streams_usage
+    )
     if body.stream:
         events = _events(gateway, body, call, envelope)
         # Waiting for the first event lets a refusal still have its own status.
