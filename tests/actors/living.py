@@ -63,7 +63,7 @@ def tiny_model(folder: Path, **fields: Any) -> ModelConfig:
         "dtype": "float32",
         "cache": CacheConfig(block_size=4, num_blocks=1024),
         "batching": BatchingConfig(max_num_seqs=64, max_batch_tokens=256),
-        "resources": ResourcesConfig(threads=1),
+        "resources": ResourcesConfig(cpus=0, threads=1),
         "max_model_len": 2048,
     }
     return ModelConfig(**(given | fields))
