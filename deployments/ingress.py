@@ -44,7 +44,7 @@ class Ingress(Gateway):
         )
         super().__init__(config, models, keys, outside)
 
-    def __serve_build_asgi_app__(self) -> Any:  # noqa: N807  (the name is Serve's)
+    def __serve_build_asgi_app__(self) -> Any:
         """The HTTP routes, once the replica stands."""
         return create_app(self)
 

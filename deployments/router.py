@@ -15,8 +15,8 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from actors.placement import SchedulerClient
-from cluster.errors import ModelNotFound, SchedulerLost
 from cluster.config import ShoalConfig
+from cluster.errors import ModelNotFound, SchedulerLost
 from cluster.messages import Decision, Submission
 
 HANDLE_ATTEMPTS = 20
@@ -26,11 +26,12 @@ HANDLE_RETRY_S = 0.25
 class Router:
     """What runs in a replica of the routing deployment."""
 
-    def __init__(self, config: ShoalConfig) -> None:
+    def __init__(self, config: ShoalConfig, fleet: DeploymentHandle) -> None:
         context = serve.get_replica_context()
         self._name = context.replica_id.unique_id
         self._models = frozenset(model.name for model in config.models)
         self._scheduler = SchedulerClient(self._name, context.app_name)
+        self._fleet = fleet
 
     async def place(self, submission: Submission) -> Decision:
         """The scheduler's decision, however long the request queues."""
