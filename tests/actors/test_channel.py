@@ -19,7 +19,7 @@ from actors.channel import Channels, ChannelTiming, TokenStream
 from actors.creation import new_incarnation
 from actors.shard import KVShard, ShardSpec, shard_options
 from cluster.errors import ContextTooLong, ShardLost, StaleLease
-from cluster.messages import DeltaBatch, FinishReason, ShardRef
+from cluster.messages import Assignment, DeltaBatch, FinishReason, ShardRef
 from tests.actors.living import (
     TIMING,
     assignment,
@@ -43,16 +43,18 @@ class LossyShard(KVShard):
     answers = 0
 
     async def deltas(self, door: str, acknowledged: int) -> DeltaBatch:
-        return self._lossy(await super().deltas(door, acknowledged))
+        batch = await super().deltas(door, acknowledged)
+        self._lose_every_other()
+        return batch
 
-    async def assign(self, door: str, assignments: Any) -> None:
-        self._lossy(await super().assign(door, assignments))
+    async def assign(self, door: str, assignments: tuple[Assignment, ...]) -> None:
+        await super().assign(door, assignments)
+        self._lose_every_other()
 
-    def _lossy(self, answer: Any) -> Any:
+    def _lose_every_other(self) -> None:
         self.answers += 1
         if self.answers % 2:
             raise ActorUnavailableError("the answer was lost", None)
-        return answer
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +90,8 @@ async def channels() -> AsyncIterator[Channels]:
     assert other_tasks() <= before
 
 
-def other_tasks() -> set[asyncio.Task[Any] | None]:
-    return {*asyncio.all_tasks()} - {asyncio.current_task()}
+def other_tasks() -> set[asyncio.Task[Any]]:
+    return {one for one in asyncio.all_tasks() if one is not asyncio.current_task()}
 
 
 async def tokens_of(stream: TokenStream) -> dict[int, list[int]]:
