@@ -1,0 +1,110 @@
+"""Load a model folder into memory: checked, in one precision, on one device, ready to infer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from cluster.errors import ModelUnavailable
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_model(
+    folder: Path, dtype: str, device: torch.device, attn_implementation: str
+) -> PreTrainedModel:
+    """The model of `folder` on `device`, in eval mode, no parameter asking for a gradient.
+
+    `dtype` is a key of DTYPES, or `auto` for the precision the weights are saved in. Weights are
+    mapped from the file and cast one tensor at a time, so memory peaks at the model's own size
+    plus one tensor. Raises ModelUnavailable for a folder that holds no complete causal language
+    model, and for a precision the device cannot compute in.
+    """
+    config = read_config(folder)
+    precision = resolve_dtype(dtype, config, device)
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=precision,
+            device_map={"": device},
+            attn_implementation=attn_implementation,
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # reported, and refused below by name
+        )
+    except (OSError, SafetensorError) as error:
+        raise ModelUnavailable(f"the weights in {folder} cannot be read: {error}") from error
+    _refuse_holes(folder, report)
+    loaded: PreTrainedModel = model.eval().requires_grad_(False)
+    return loaded
+
+
+def read_config(folder: Path) -> Any:
+    """The transformers configuration of a causal language model, unquantized.
+
+    Raises ModelUnavailable if `folder` has none, or describes another kind of model.
+    """
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ModelUnavailable(f"{folder} cannot be loaded by its config.json: {error}") from error
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelUnavailable(
+            f"{folder} holds a {config.model_type!r} model, which does not generate text from text:"
+            " a causal language model is needed"
+        )
+    if quantization := getattr(config, "quantization_config", None):
+        raise ModelUnavailable(
+            f"the weights in {folder} are quantized ({_method(quantization)}), which cannot be"
+            f" served: give the model in {', '.join(DTYPES)}, or as a GGUF file"
+        )
+    return config
+
+
+def supported_dtypes(device: torch.device) -> list[str]:
+    """The keys of DTYPES that `device` computes in natively."""
+    if device.type == "cpu":
+        return list(DTYPES)
+    if device.type != "cuda":
+        return []
+    native = torch.cuda.get_device_capability(device) >= (8, 0)
+    return [name for name in DTYPES if native or name != "bfloat16"]
+
+
+def resolve_dtype(dtype: str, config: Any, device: torch.device) -> torch.dtype:
+    """The precision to load in; raises ModelUnavailable if `device` does not support it."""
+    saved = str(config.dtype or torch.float32).removeprefix("torch.")
+    wanted = saved if dtype == "auto" else dtype
+    allowed = supported_dtypes(device)
+    if wanted not in allowed:
+        works = ", ".join(allowed) or "nothing; use a cpu or cuda device"
+        origin = " (as saved)" if dtype == "auto" else ""
+        raise ModelUnavailable(
+            f"dtype {wanted}{origin} is not supported on {device}; works: {works}"
+        )
+    return DTYPES[wanted]
+
+
+def _method(quantization: Any) -> str:
+    if isinstance(quantization, dict):
+        return str(quantization.get("quant_method", "unknown"))
+    return str(quantization.quant_method)
+
+
+def _refuse_holes(folder: Path, report: Any) -> None:
+    """transformers fills what the file lacks with random numbers and only warns."""
+    missing = sorted(report["missing_keys"])
+    mismatched = sorted(str(entry[0]) for entry in report["mismatched_keys"])
+    if missing or mismatched:
+        raise ModelUnavailable(
+            f"the weights in {folder} do not fit its config.json:"
+            f" missing {missing[:4]} ({len(missing)}),"
+            f" of another shape {mismatched[:4]} ({len(mismatched)})"
+        )

@@ -1,0 +1,73 @@
+"""A Ray cluster of one machine with one Serve config deployed, for as long as stdin stays open.
+
+The launcher starts this in a session of its own: a Ctrl-C on the terminal does not reach Ray, and
+should the launcher be killed outright, stdin ends and everything here is taken down all the same.
+Says one line of JSON on stdout, `{"dashboard": "host:port"}` or `{"refused": "why"}`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+import ray
+from pydantic import ValidationError
+from ray import serve
+from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
+from ray.serve.schema import ServeDeploySchema
+
+from scripts.processes import adopt_orphans, end_descendants
+
+LOOPBACK = "127.0.0.1"
+
+
+def main() -> int:
+    """0 after a clean end, 2 where Serve's own schema refuses the config."""
+    order = json.loads(sys.stdin.readline())
+    try:
+        ServeDeploySchema.model_validate(order["config"])
+    except ValidationError as error:
+        _say({"refused": str(error)})
+        return 2
+    adopt_orphans()
+    try:
+        _run(order["config"], order["temp_dir"])
+    finally:
+        end_descendants()
+    return 0
+
+
+def _run(config: dict[str, Any], temp_dir: str) -> None:
+    context = ray.init(
+        address="local",
+        include_dashboard=True,
+        dashboard_host=LOOPBACK,
+        log_to_driver=False,
+        _node_ip_address=LOOPBACK,
+        _temp_dir=temp_dir,
+    )
+    # Ray set a handler of its own; asked to end, end in order.
+    signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(0))
+    try:
+        ServeSubmissionClient(f"http://{context.dashboard_url}").deploy_applications(config)
+        _say({"dashboard": context.dashboard_url})
+        sys.stdin.read()
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+
+
+def _say(line: dict[str, Any]) -> None:
+    """To the launcher, which may be gone already."""
+    with contextlib.suppress(BrokenPipeError):
+        print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)  # not through Ray's exit handlers: what they would end is gone

@@ -1,0 +1,214 @@
+"""Start a cluster child, deploy to it, wait until it answers, and end it: the acts of `serve`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from actors.models import default_cache
+from scripts.display import Display
+from scripts.keys import ensure_secret
+from scripts.processes import end_descendants
+from scripts.serve_config import ServeConfig
+
+ROOT = Path(__file__).resolve().parents[1]
+POLL_S = 0.25
+SHUTDOWN_PATIENCE_S = 60.0
+FAILED = ("DEPLOY_FAILED", "UNHEALTHY")
+
+
+class LaunchFailed(Exception):
+    """It will not serve; the message says why, and is for the person at the terminal."""
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """Where the API key and Ray's token are kept, for a person to read them again."""
+
+    api_key: Path
+    ray_token: Path
+
+
+def make_secrets() -> Secrets:
+    """The two secrets of this machine's user, made once."""
+    kept = Secrets(default_cache() / "api-key", default_cache() / "ray-token")
+    ensure_secret(kept.api_key, prefix="sk-shoal-")
+    ensure_secret(kept.ray_token)
+    return kept
+
+
+def environment(config: ServeConfig, secrets: Secrets, temp_dir: Path) -> dict[str, str]:
+    """What the cluster and all its workers run under.
+
+    Serve answers through HAProxy, for a tenth of the CPU that its Python proxy takes for a token.
+    HAProxy's files and side ports are moved off their fixed places, which another cluster on this
+    machine may hold. Ray gets a token of ours: its own would be made in ~/.ray, and clusters
+    started later would begin to ask for it. What the caller's environment sets already stays.
+    """
+    keys = config.shoal.gateway.auth.keys_env
+    haproxy = temp_dir / "haproxy"
+    ours = {
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(haproxy / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(haproxy / "admin.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(haproxy),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(haproxy / "server-state"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(haproxy / "metrics.sock"),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
+        keys: secrets.api_key.read_text(),
+    }
+    fixed = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(secrets.ray_token),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+    }
+    return {k: v for k, v in (ours | os.environ | fixed).items() if k != "RAY_AUTH_TOKEN"}
+
+
+def free_port() -> int:
+    """A port nobody holds at this moment."""
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        return int(held.getsockname()[1])
+
+
+def require_free(port: int) -> None:
+    """Raise LaunchFailed if the API's port is taken."""
+    try:
+        socket.create_server(("", port)).close()
+    except OSError as error:
+        raise LaunchFailed(
+            f"port {port} cannot be used for the API ({error.strerror})."
+            f" Choose another: make serve PORT={free_port()}"
+        ) from error
+
+
+class Cluster:
+    """The child process that holds Ray and Serve. `stop` ends it with all it started."""
+
+    def __init__(self, config: ServeConfig, secrets: Secrets) -> None:
+        self._config = config
+        self._token = secrets.ray_token.read_text()
+        self.temp_dir = Path(tempfile.mkdtemp(prefix="shoal-", dir="/tmp"))  # sockets: short paths
+        self.log = self.temp_dir / "launcher.log"
+        with self.log.open("wb") as log:
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", "scripts.cluster"],
+                env=environment(config, secrets, self.temp_dir),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
+        self.dashboard = ""
+
+    def deploy(self) -> None:
+        """Start Ray and hand it the config; returns once Serve has accepted it."""
+        assert self._child.stdin is not None  # both are pipes
+        assert self._child.stdout is not None
+        order = {"config": self._config.deploy, "temp_dir": str(self.temp_dir)}
+        self._child.stdin.write(json.dumps(order) + "\n")
+        self._child.stdin.flush()
+        answer = json.loads(self._child.stdout.readline() or "{}")
+        if "refused" in answer:
+            raise LaunchFailed(f"Serve refuses the config:\n{answer['refused']}")
+        if "dashboard" not in answer:
+            raise LaunchFailed(f"Ray did not start:\n{self._tail()}")
+        self.dashboard = f"http://{answer['dashboard']}"
+
+    def await_deployed(self, display: Display) -> None:
+        """Return when every deployment runs; raise LaunchFailed as soon as one has failed."""
+        while True:
+            self.require_alive()
+            app = self._status().get("applications", {}).get(self._config.app, {})
+            deployments = app.get("deployments", {})
+            if app.get("status") == "RUNNING":
+                return
+            if app.get("status") in FAILED:
+                raise LaunchFailed(_failure(app))
+            display.tell(", ".join(f"{k} {v['status'].lower()}" for k, v in deployments.items()))
+            time.sleep(POLL_S)
+
+    def await_ready(self, display: Display) -> None:
+        """Return when a request would be answered."""
+        while True:
+            self.require_alive()
+            status, body = _get(f"http://127.0.0.1:{self._config.port}{self._config.route}/ready")
+            if status == 200:
+                return
+            app = self._status().get("applications", {}).get(self._config.app, {})
+            if app.get("status") in FAILED:
+                raise LaunchFailed(_failure(app))
+            display.tell(_message(body))
+            time.sleep(POLL_S)
+
+    def require_alive(self) -> None:
+        """Raise LaunchFailed if the child has ended by itself."""
+        if self._child.poll() is not None:
+            raise LaunchFailed(f"the Ray cluster ended unexpectedly:\n{self._tail()}")
+
+    def stop(self) -> None:
+        """End it in order, by closing its stdin."""
+        assert self._child.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended by itself
+            self._child.stdin.close()
+        self._child.wait(SHUTDOWN_PATIENCE_S)
+
+    def kill(self) -> None:
+        """End whatever is left of it, now."""
+        end_descendants()
+
+    def forget(self) -> None:
+        """Remove its files, logs included."""
+        shutil.rmtree(self.temp_dir, ignore_errors=True)
+
+    def _status(self) -> dict[str, Any]:
+        status, body = _get(f"{self.dashboard}/api/serve/applications/", self._token)
+        return dict(json.loads(body)) if status == 200 else {}
+
+    def _tail(self) -> str:
+        lines = self.log.read_text(errors="replace").splitlines()[-15:]
+        return "\n".join([*lines, f"(all of it: {self.log}, and Ray's logs beside it)"])
+
+
+def _get(url: str, token: str | None = None) -> tuple[int, str]:
+    """Status and body; status 0 where nobody answers."""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=5) as got:
+            return got.status, got.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode(errors="replace")
+    except OSError:
+        return 0, ""
+
+
+def _message(body: str) -> str:
+    """What an error body of ours says, if it is one."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def _failure(app: dict[str, Any]) -> str:
+    parts = [f"the application is {app['status']}: {app.get('message', '')}"]
+    for name, deployment in app.get("deployments", {}).items():
+        if deployment["status"] not in ("HEALTHY", "UPDATING") and deployment.get("message"):
+            parts.append(f"{name} is {deployment['status']}: {deployment['message']}")
+    return "\n".join(parts)

@@ -1,0 +1,163 @@
+"""`make serve`: from nothing to an API that answers, and back to nothing at Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+from actors.models import ensure_model
+from cluster.errors import OperatorError
+from scripts.display import Display
+from scripts.launch import Cluster, LaunchFailed, Secrets, make_secrets, require_free
+from scripts.processes import adopt_orphans
+from scripts.serve_config import ServeConfig, read_serve_config
+
+WATCH_S = 1.0
+EXIT_FAILED = 1
+EXIT_REFUSED = 2
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Asked(BaseException):
+    """A signal asked to end; no ordinary handler may take it for an error."""
+
+    def __init__(self, signum: int) -> None:
+        self.signum = signum
+
+
+def main() -> int:
+    """0 when ended on request, 1 when it failed, 2 when refused before starting anything."""
+    options = _options()
+    adopt_orphans()
+    for signum in SIGNALS:
+        signal.signal(signum, _ask)
+    try:
+        config = read_serve_config(options.config, options.port)
+        require_free(config.port)
+    except (OperatorError, LaunchFailed) as error:
+        return _refuse(error)
+    try:
+        return _serve(config)
+    except Asked as asked:
+        return 128 + asked.signum
+
+
+def _serve(config: ServeConfig) -> int:
+    secrets = make_secrets()
+    display = Display()
+    try:
+        with display:
+            display.stage("Model")
+            for model in config.shoal.models:
+                ensure_model(model.source, progress=display.tell)
+        with _cluster(config, secrets) as cluster:
+            with display:
+                _bring_up(cluster, display)
+            print(_greeting(config, secrets, cluster, display.seconds), flush=True)
+            _watch(cluster)
+    except (OperatorError, LaunchFailed) as error:
+        print(f"\nserve: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    return 0
+
+
+def _bring_up(cluster: Cluster, display: Display) -> None:
+    display.stage("Ray")
+    cluster.deploy()
+    display.stage("Deployments")
+    cluster.await_deployed(display)
+    display.stage("Shards")
+    cluster.await_ready(display)
+
+
+def _watch(cluster: Cluster) -> None:
+    """Until somebody asks to end, or the cluster ends by itself."""
+    with contextlib.suppress(Asked):
+        while True:
+            cluster.require_alive()
+            time.sleep(WATCH_S)
+
+
+@contextlib.contextmanager
+def _cluster(config: ServeConfig, secrets: Secrets) -> Iterator[Cluster]:
+    """A cluster that ends with the block; its logs are kept if the block failed."""
+    cluster = Cluster(config, secrets)
+    try:
+        yield cluster
+    except LaunchFailed:
+        _end(cluster)
+        raise
+    except Asked:
+        _end(cluster)
+        cluster.forget()
+        raise
+    _end(cluster)
+    cluster.forget()
+
+
+def _end(cluster: Cluster) -> None:
+    """In order, or at once when asked again or when order takes too long."""
+    print("Stopping (once more to end at once)", flush=True)
+    with contextlib.suppress(Asked, subprocess.TimeoutExpired):
+        cluster.stop()
+    for signum in SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
+    cluster.kill()
+
+
+def _greeting(
+    config: ServeConfig, secrets: Secrets, cluster: Cluster, seconds: dict[str, float]
+) -> str:
+    url = f"http://127.0.0.1:{config.port}{config.route}"
+    question = {"role": "user", "content": "What is the capital of France?"}
+    body = json.dumps({"model": config.shoal.models[0].name, "messages": [question]})
+    key = "" if config.shoal.gateway.auth.mode == "none" else _key_header(config, secrets)
+    took = ", ".join(f"{stage.lower()} {took:.1f}" for stage, took in seconds.items())
+    return f"""
+Ready after {sum(seconds.values()):.1f} s ({took}).
+
+  API        {url}/v1   docs: {url}/docs
+  Dashboard  {cluster.dashboard}   it asks for the token that this prints: cat {secrets.ray_token}
+  Logs       {cluster.temp_dir}/session_latest/logs
+
+  curl {url}/v1/chat/completions {key}-H 'Content-Type: application/json' -d '{body}'
+
+Ctrl-C ends all of it."""
+
+
+def _key_header(config: ServeConfig, secrets: Secrets) -> str:
+    """The key by reference, so that it stays out of logs and of the shell's history."""
+    variable = config.shoal.gateway.auth.keys_env
+    key = f"cat {secrets.api_key}"
+    if variable in os.environ:
+        key = f"echo ${variable} | sed 's/,.*//; s/.*://'"
+    return f'-H "Authorization: Bearer $({key})" '
+
+
+def _ask(signum: int, frame: FrameType | None) -> None:
+    raise Asked(signum)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="serve", description=__doc__)
+    parser.add_argument("--config", type=Path, default=Path("ray-config.yaml"))
+    parser.add_argument("--port", type=int, help="of the API, in place of the config's")
+    return parser.parse_args()
+
+
+def _refuse(error: Exception) -> int:
+    print(f"serve: {error}", file=sys.stderr)
+    return EXIT_REFUSED
+
+
+if __name__ == "__main__":
+    sys.exit(main())
