@@ -83,11 +83,21 @@ class SchedulingConfig(Frozen):
 
     classes: tuple[SlaClass, ...] = Field(DEFAULT_CLASSES, min_length=1)
     default_class: str = "P1"
-    max_queued: int = Field(1024, ge=0, description="Requests waiting before the next gets 429.")
+    max_queued: int = Field(
+        1024, ge=0, description="Requests of one class waiting before its next gets 429."
+    )
     claim_timeout_s: float = Field(30.0, gt=0, description="A lease nobody used is taken back.")
     heartbeat_s: float = Field(1.0, gt=0, description="A shard reports at least this often.")
     shard_timeout_s: float = Field(10.0, gt=0, description="Silent for so long, a shard is lost.")
-    max_indexed_pages: int = Field(1_000_000, ge=1, description="Bound of the prefix index.")
+    not_ready_timeout_s: float = Field(
+        30.0, gt=0, description="So long a request waits while no shard serves its model."
+    )
+    router_timeout_s: float = Field(
+        15.0, gt=0, description="A router that asked nothing for so long is given up."
+    )
+    max_indexed_pages: int = Field(
+        1_000_000, ge=1, description="Bound of the prefix index: pages summed over shards."
+    )
 
     @model_validator(mode="after")
     def _classes_are_consistent(self) -> SchedulingConfig:

@@ -117,7 +117,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a lease is what it is: every candidate, and how long the request waited."""
+    """Why a lease is what it is: the best candidates, cheapest first, and the wait in the queue."""
 
     waited_s: float
     candidates: tuple[Candidate, ...]
@@ -154,6 +154,21 @@ class Refusal:
 
 
 Decision = Lease | Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionBatch:
+    """What the scheduler, in its life `epoch`, decided for one router since batch `number - 1`.
+
+    The router acknowledges by asking for the next; an unacknowledged batch is sent again unchanged,
+    so a lost reply loses no lease. A batch without decisions repeats the number acknowledged. A
+    router that sees the epoch change, or was unheard for `router_timeout_s`, submits again what it
+    still waits for: a repeated submission changes nothing.
+    """
+
+    epoch: int
+    number: int
+    decisions: tuple[Decision, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +253,9 @@ class ShardReport:
     """A shard's events since report `number - 1`, oldest first, and where it stands now.
 
     A `full` report replaces all the scheduler knew of the shard: `held` and `stored` are then
-    complete. `free_pages` counts evictable cached pages too.
+    complete. `free_pages` counts evictable cached pages too. `started` names requests whose prompt
+    is computed, `ended` those whose every choice is over. `stored` and `removed` are net: a page is
+    in one of them at most. A report whose ack was lost is sent again with its number.
     """
 
     shard: ShardRef

@@ -1,0 +1,234 @@
+"""The door's end of the data plane: one multiplexed stream for each (door, shard) pair.
+
+A long poll brings everything the shard has for this door since the last one, one message a step
+for all its requests, and acknowledges what came before. The measurement behind the choice stands
+in docs/decisions/0001-token-channel.md. All of this lives on one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from ray.exceptions import ActorUnavailableError, RayError
+
+from actors.naming import ActorAddress
+from actors.outbox import Delta
+from actors.tasks import cancel_all, first_to_end
+from cluster import errors
+from cluster.errors import FaultError, NotReady, RequestError, ShardLost, ShoalError
+from cluster.messages import Assignment, DeltaBatch, RequestFailed, ShardRef, TokenDelta
+
+T = TypeVar("T")
+
+ERRORS: dict[str, type[ShoalError]] = {
+    name: kind
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type) and issubclass(kind, (FaultError, RequestError))
+}
+"""What a RequestFailed may stand for, by the name it gives."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelTiming:
+    """Seconds: life without requests, and how long a shard may be out of reach, tried how often."""
+
+    idle_s: float = 30.0
+    patience_s: float = 5.0
+    retry_s: float = 0.1
+
+
+class TokenStream(AsyncIterator[TokenDelta]):
+    """What the shard says of one request, until each choice has ended.
+
+    Iteration raises the FaultError or RequestError that ended the request early. Whoever stops
+    listening before the end calls `cancel`, since nobody else will.
+    """
+
+    def __init__(self, channel: TokenChannel, assignment: Assignment) -> None:
+        self.request_id = assignment.request.request_id
+        self._channel = channel
+        self._awaited = set(range(assignment.request.choices))
+        self._arrived: asyncio.Queue[Delta | None] = asyncio.Queue()
+
+    async def __anext__(self) -> TokenDelta:
+        while self._awaited or not self._arrived.empty():
+            delta = await self._arrived.get()
+            if isinstance(delta, RequestFailed):
+                raise ERRORS.get(delta.kind, FaultError)(delta.message)
+            if delta is not None:
+                return delta
+        raise StopAsyncIteration
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more can arrive."""
+        return not self._awaited
+
+    def put(self, delta: Delta) -> None:
+        """For the channel: here is more. What is of a cancelled choice is dropped."""
+        if isinstance(delta, RequestFailed):
+            self._awaited.clear()
+        elif delta.choice not in self._awaited:
+            return
+        elif delta.finish is not None:
+            self._awaited.discard(delta.choice)
+        self._arrived.put_nowait(delta)
+
+    def cancel(self, choice: int | None = None) -> None:
+        """End one choice, or all; its pages are free within one step. Twice is as good as once."""
+        ended = self._awaited & ({choice} if choice is not None else self._awaited)
+        if not ended:
+            return
+        self._awaited -= ended
+        # The last choice takes the request with it, wherever the others have ended.
+        self._channel.cancel(self.request_id, choice if self._awaited else None)
+        self._arrived.put_nowait(None)
+
+
+class TokenChannel:
+    """All requests of one door on one life of one shard.
+
+    Opens and cancels made in one tick of the event loop leave as one message, the next one after
+    it was taken in: Ray does not keep the order of calls to an async actor.
+    """
+
+    def __init__(self, shard: ShardRef, namespace: str, door: str, timing: ChannelTiming) -> None:
+        # Each channel is a door of its own to the shard, so that batch numbers begin anew.
+        self._door = f"{door}:{uuid4().hex[:8]}"
+        self._address = ActorAddress(shard.actor, namespace)
+        self._timing = timing
+        self._shard: Any = None
+        self._streams: dict[str, TokenStream] = {}
+        self._assigns: dict[str, Assignment] = {}
+        self._cancels: list[tuple[str, int | None]] = []
+        self._outgoing = asyncio.Event()
+        self._sending = asyncio.Lock()
+        self.closed = False
+        self.task = asyncio.get_running_loop().create_task(self._run())
+
+    def open(self, assignment: Assignment) -> TokenStream:
+        """Send the request to the shard and listen for its tokens."""
+        stream = TokenStream(self, assignment)
+        self._streams[stream.request_id] = stream
+        self._assigns[stream.request_id] = assignment
+        self._outgoing.set()
+        return stream
+
+    def cancel(self, request_id: str, choice: int | None = None) -> None:
+        """Tell the shard to end one choice, or all, of a request that was opened here."""
+        if choice is None:
+            self._streams.pop(request_id, None)
+            if self._assigns.pop(request_id, None) is not None:
+                return
+        self._cancels.append((request_id, choice))
+        self._outgoing.set()
+
+    async def close(self) -> None:
+        """Cancel what is open and end the channel; no task is left."""
+        for stream in tuple(self._streams.values()):
+            stream.cancel()
+        if self._shard is not None and not self.closed:
+            with contextlib.suppress(RayError):
+                await self._flush()
+        await cancel_all(self.task)
+
+    async def _run(self) -> None:
+        reason = "the channel was closed"
+        try:
+            self._shard = await self._address.look_up()
+            await first_to_end(self._send(), self._poll())
+        except (RayError, NotReady) as error:
+            reason = f"{self._address.name} is lost: {error}"
+        finally:
+            self.closed = True
+            for request_id in tuple(self._streams):
+                self._dispatch(RequestFailed(request_id, ShardLost.__name__, reason))
+
+    async def _send(self) -> None:
+        while True:
+            await self._outgoing.wait()
+            await self._flush()
+
+    async def _flush(self) -> None:
+        async with self._sending:
+            self._outgoing.clear()
+            assigns, self._assigns = tuple(self._assigns.values()), {}
+            cancels, self._cancels = tuple(self._cancels), []
+            if assigns:
+                await self._patiently(lambda: self._shard.assign.remote(self._door, assigns))
+            if cancels:
+                await self._patiently(lambda: self._shard.cancel.remote(self._door, cancels))
+
+    async def _poll(self) -> None:
+        """Until there was nothing to listen for during `idle_s`."""
+        clock = asyncio.get_running_loop().time
+        acknowledged, last_busy = 0, clock()
+        while self._streams or clock() - last_busy < self._timing.idle_s:
+            if self._streams:
+                last_busy = clock()
+            batch = await self._next_batch(acknowledged)
+            if batch.number > acknowledged:
+                acknowledged = batch.number
+                for delta in batch.deltas:
+                    self._dispatch(delta)
+        self.closed = True
+
+    async def _next_batch(self, acknowledged: int) -> DeltaBatch:
+        return await self._patiently(lambda: self._shard.deltas.remote(self._door, acknowledged))
+
+    def _dispatch(self, delta: Delta) -> None:
+        stream = self._streams.get(delta.request_id)
+        if stream is not None:
+            stream.put(delta)
+            if stream.is_over:
+                del self._streams[delta.request_id]
+
+    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Repeat a call that got no answer; the shard takes each of ours twice without harm."""
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self._timing.patience_s
+        while True:
+            try:
+                return await call()
+            except ActorUnavailableError:
+                if clock() > deadline:
+                    raise
+            await asyncio.sleep(self._timing.retry_s)
+
+
+class Channels:
+    """The channels of one door, by shard and life; each begins with its first request."""
+
+    def __init__(self, namespace: str, door: str, timing: ChannelTiming | None = None) -> None:
+        self._namespace = namespace
+        self._door = door
+        self._timing = timing or ChannelTiming()
+        self._channels: dict[ShardRef, TokenChannel] = {}
+
+    def __len__(self) -> int:
+        return len(self._channels)
+
+    def open(self, assignment: Assignment) -> TokenStream:
+        """Send the request where its lease says and listen for its tokens."""
+        return self._channel(assignment.lease.shard).open(assignment)
+
+    async def close(self) -> None:
+        """Cancel what is open and end every channel."""
+        await asyncio.gather(*(channel.close() for channel in tuple(self._channels.values())))
+
+    def _channel(self, shard: ShardRef) -> TokenChannel:
+        channel = self._channels.get(shard)
+        if channel is None or channel.closed:
+            channel = TokenChannel(shard, self._namespace, self._door, self._timing)
+            channel.task.add_done_callback(lambda _: self._forget(shard, channel))
+            self._channels[shard] = channel
+        return channel
+
+    def _forget(self, shard: ShardRef, channel: TokenChannel) -> None:
+        if self._channels.get(shard) is channel:
+            del self._channels[shard]

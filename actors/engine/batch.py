@@ -1,0 +1,186 @@
+"""One step's chunks as one ragged row of tokens, and how attention reads the pages behind them.
+
+Rows are ordered by the engine: single-token chunks (decodes) first, longest context first, so that
+decodes of similar length are neighbours and a group of them is a slice. Everything is built with
+numpy once a step; nothing here runs once a token or once a layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from actors.engine.kv_cache import KVCache
+from cluster.steps import Chunk, StepPlan
+
+Ints = NDArray[np.int64]
+
+MAX_GROUP_TOKENS = 65_536
+"""Context tokens gathered at once for one group of decodes: bounds the scratch memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Attention of the rows `rows`: `sequences` sequences with an equal number of queries each.
+
+    They read `pages` (for each sequence `len(pages) / sequences` of them, in order) under the
+    additive `mask`, `[sequences, 1, queries, tokens]`. Without pages the rows attend to
+    themselves, causally: a prompt's first chunk needs nothing that it has not just computed.
+    """
+
+    rows: slice
+    sequences: int
+    pages: Tensor | None = None
+    mask: Tensor | None = None
+
+
+@dataclass(slots=True, eq=False)
+class StepBatch:
+    """The ragged row: `tokens` and `positions` are `[1, rows]`, `slots` `[rows]`, all int64.
+
+    `first_row[i]` is where chunk `i` of the plan starts. The attention function finds the batch
+    among its keyword arguments and asks it for the reads of its layer's window.
+    """
+
+    cache: KVCache
+    tokens: Tensor
+    positions: Tensor
+    slots: Tensor
+    first_row: dict[int, int]
+    _spans: tuple[_Span, ...]
+    _reads: dict[int | None, tuple[Read, ...]] = field(default_factory=dict)
+
+    def reads(self, window: int | None) -> tuple[Read, ...]:
+        """How the rows read their pages in a layer whose queries see `window` tokens back."""
+        if window not in self._reads:
+            plan = _ReadPlanner(self.cache, window)
+            self._reads[window] = tuple(plan.reads(self._spans))
+        return self._reads[window]
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """A chunk's rows: `count` of them from `row`, computing positions from `start` on."""
+
+    row: int
+    start: int
+    count: int
+    table: Ints
+
+    @property
+    def length(self) -> int:
+        return self.start + self.count
+
+
+def build_batch(plan: StepPlan, cache: KVCache) -> StepBatch:
+    """Lay out the chunks of `plan` as one row."""
+    order = sorted(range(len(plan.chunks)), key=lambda i: _row_order(plan.chunks[i]))
+    chunks = [plan.chunks[i] for i in order]
+    counts = np.array([chunk.count for chunk in chunks], dtype=np.int64)
+    starts = np.array([chunk.start for chunk in chunks], dtype=np.int64)
+    rows = np.cumsum(counts) - counts
+    tables = [np.array(chunk.sequence.blocks, dtype=np.int64) for chunk in chunks]
+    positions = np.arange(counts.sum()) + np.repeat(starts - rows, counts)
+    return StepBatch(
+        cache=cache,
+        tokens=_on_device(_tokens(chunks), cache)[None],
+        positions=_on_device(positions, cache)[None],
+        slots=_on_device(_slots(positions, counts, tables, cache.block_size), cache),
+        first_row=dict(zip(order, rows.tolist(), strict=True)),
+        _spans=tuple(map(_Span, rows.tolist(), starts.tolist(), counts.tolist(), tables)),
+    )
+
+
+def _row_order(chunk: Chunk) -> tuple[bool, int]:
+    return chunk.count > 1, -(chunk.start + chunk.count)
+
+
+def _tokens(chunks: list[Chunk]) -> Ints:
+    known = (c.sequence.tokens[c.start : c.start + c.count] for c in chunks)
+    return np.fromiter(chain.from_iterable(known), dtype=np.int64)
+
+
+def _slots(positions: Ints, counts: Ints, tables: list[Ints], block_size: int) -> Ints:
+    """Where each row's key and value live: its page times the page's size, plus its place there."""
+    sizes = np.array([len(table) for table in tables], dtype=np.int64)
+    first = np.repeat(np.cumsum(sizes) - sizes, counts)
+    pages = np.concatenate(tables)[first + positions // block_size]
+    return pages * block_size + positions % block_size
+
+
+def _on_device(array: Ints, cache: KVCache) -> Tensor:
+    return torch.from_numpy(array).to(cache.device)
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadPlanner:
+    """Turns spans into reads for one window: decodes in groups, longer chunks one by one."""
+
+    cache: KVCache
+    window: int | None
+
+    def reads(self, spans: tuple[_Span, ...]) -> Iterator[Read]:
+        decodes = [span for span in spans if span.count == 1]
+        for group in self._groups(decodes):
+            yield self._paged(group)
+        for span in spans[len(decodes) :]:
+            yield self._own(span) if self._sees_itself_only(span) else self._paged([span])
+
+    def _groups(self, decodes: list[_Span]) -> Iterator[list[_Span]]:
+        """Neighbours whose pages differ at most by two: padding to the longest stays cheap."""
+        group: list[_Span] = []
+        for span in decodes:
+            if group and not self._joins(span, group):
+                yield group
+                group = []
+            group.append(span)
+        if group:
+            yield group
+
+    def _joins(self, span: _Span, group: list[_Span]) -> bool:
+        longest = self._page_count(group[0])
+        tokens = longest * self.cache.block_size * (len(group) + 1)
+        return 2 * self._page_count(span) >= longest and tokens <= MAX_GROUP_TOKENS
+
+    def _sees_itself_only(self, span: _Span) -> bool:
+        return span.start == 0 and (self.window is None or span.count <= self.window)
+
+    def _own(self, span: _Span) -> Read:
+        return Read(slice(span.row, span.row + span.count), 1)
+
+    def _paged(self, spans: list[_Span]) -> Read:
+        """Each span's visible pages, padded with the pool's first page to the longest."""
+        width = max(self._page_count(span) for span in spans)
+        pages = np.zeros((len(spans), width), dtype=np.int64)
+        for row, span in zip(pages, spans, strict=True):
+            visible = span.table[self._first_page(span) :][: self._page_count(span)]
+            row[: len(visible)] = visible
+        rows = slice(spans[0].row, spans[-1].row + spans[-1].count)
+        mask = self._mask(spans, width * self.cache.block_size)
+        return Read(rows, len(spans), _on_device(pages.ravel(), self.cache), mask)
+
+    def _mask(self, spans: list[_Span], tokens: int) -> Tensor:
+        """0 where query `q` sees key `k` (`q - window < k <= q`), -inf elsewhere."""
+        first_key = np.array([self._first_page(s) * self.cache.block_size for s in spans])
+        first_query = np.array([s.start for s in spans])
+        keys = first_key[:, None, None] + np.arange(tokens)
+        queries = first_query[:, None, None] + np.arange(spans[0].count)[:, None]
+        seen = keys <= queries
+        if self.window is not None:
+            seen &= keys > queries - self.window
+        mask = torch.from_numpy(np.where(seen, np.float32(0), np.float32(-np.inf)))
+        return mask[:, None].to(self.cache.device, self.cache.dtype)
+
+    def _first_page(self, span: _Span) -> int:
+        if self.window is None:
+            return 0
+        return max(0, span.start - self.window + 1) // self.cache.block_size
+
+    def _page_count(self, span: _Span) -> int:
+        return -(-span.length // self.cache.block_size) - self._first_page(span)

@@ -1,0 +1,152 @@
+"""The engine of one shard: the books of its sequences and the model that computes them.
+
+`Engine.step` is the loop's body. Everything before it in this file only puts the two together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from actors.engine.exactness import prove_exact
+from actors.engine.families import check_family, longest_exact
+from actors.engine.kv_cache import KVCache, page_bytes
+from actors.engine.loader import load_model
+from actors.engine.pool_size import free_bytes, model_len, pool_blocks, within_pool
+from actors.engine.runner import ModelRunner
+from cluster.batching import Batcher, Progress
+from cluster.blocks import BlockPool, PageEvents
+from cluster.config import ModelConfig
+from cluster.messages import Assignment, HeldRequest, PageHash, ShardCapacity, TokenDelta
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Pages and sequences now, and totals since the start; used + cached + free = total pages."""
+
+    steps: int
+    running: int
+    waiting: int
+    total_pages: int
+    used_pages: int
+    cached_pages: int
+    free_pages: int
+    preemptions: int
+    tokens_computed: int
+    tokens_sampled: int
+    prefix_hit_tokens: int
+
+
+class Engine:
+    """Continuous batching over one model on one device. Not thread-safe: one loop owns it."""
+
+    def __init__(
+        self, runner: ModelRunner, pool: BlockPool, batcher: Batcher, capacity: ShardCapacity
+    ) -> None:
+        self.capacity = capacity
+        self._runner = runner
+        self._pool = pool
+        self._batcher = batcher
+
+    @property
+    def has_work(self) -> bool:
+        return self._batcher.has_work
+
+    def admit(self, assignment: Assignment) -> None:
+        """Take a request in. Raises what `Batcher.admit` does, having changed nothing."""
+        self._batcher.admit(assignment)
+
+    def cancel(self, request_id: str, choice: int | None = None) -> None:
+        """End one choice of a request, or all; their pages are free at once."""
+        self._batcher.cancel(request_id, choice)
+
+    def step(self) -> tuple[TokenDelta, ...]:
+        """Plan, compute, settle. Without work, nothing.
+
+        If it raises (a device error, or books that do not add up), the engine is finished: pages
+        may be half written, so no sequence on it can go on and no prefix may be reused. The shard
+        must die; its sequences go on elsewhere, from their tokens.
+        """
+        plan = self._batcher.plan()
+        if plan is None:
+            return ()
+        result = self._runner.execute(plan)
+        return tuple(self._batcher.settle(plan, result))
+
+    def held(self) -> tuple[HeldRequest, ...]:
+        """All requests that are here, oldest first."""
+        return self._batcher.held()
+
+    def findable(self) -> tuple[PageHash, ...]:
+        """Hashes of all pages a prompt could reuse now."""
+        return self._pool.findable()
+
+    def drain_progress(self) -> Progress:
+        """Requests that started and that ended since the last call."""
+        return self._batcher.drain_progress()
+
+    def drain_page_events(self) -> PageEvents:
+        """Pages that became findable and that no longer are, since the last call."""
+        return self._pool.drain_events()
+
+    def stats(self) -> EngineStats:
+        batching, pages = self._batcher.stats(), self._pool.stats()
+        return EngineStats(
+            steps=batching.steps,
+            running=batching.running,
+            waiting=batching.waiting,
+            total_pages=pages.total,
+            used_pages=pages.used,
+            cached_pages=pages.cached,
+            free_pages=pages.free,
+            preemptions=batching.preemptions,
+            tokens_computed=batching.tokens_computed,
+            tokens_sampled=batching.tokens_sampled,
+            prefix_hit_tokens=batching.prefix_hit_tokens,
+        )
+
+    def verify(self) -> None:
+        """Raise LedgerBroken unless the books of sequences and pages agree."""
+        self._batcher.verify()
+
+
+def load_engine(folder: Path, model: ModelConfig, device: torch.device) -> Engine:
+    """Load the weights of `folder` and make an engine that is ready to step.
+
+    Raises ModelUnavailable for weights that cannot be loaded, UnsupportedModel for a family that
+    cannot be served exactly, ConfigError for lengths and sizes that do not go together.
+    """
+    loaded = load_model(folder, model.dtype, device, attn_implementation="eager")
+    return build_engine(loaded, model)
+
+
+def build_engine(loaded: PreTrainedModel, model: ModelConfig) -> Engine:
+    """An engine for a model in memory, in eval mode; the rest as in `load_engine`."""
+    layers = check_family(loaded)
+    prove_exact(loaded, layers)
+    block_size, seats = model.cache.block_size, model.batching.max_num_seqs
+    longest = _longest(loaded, model.max_model_len)
+    blocks = pool_blocks(
+        model.cache,
+        page_bytes(layers, block_size, loaded.dtype),
+        free_bytes(loaded.device),
+        loaded.device.type,
+        most=seats * -(-longest // block_size),
+    )
+    longest = within_pool(model.max_model_len, longest, blocks * block_size)
+    pool = BlockPool(blocks, block_size, model.cache.prefix_caching)
+    cache = KVCache(layers, blocks, block_size, loaded.dtype, loaded.device)
+    return Engine(
+        ModelRunner(loaded, cache),
+        pool,
+        Batcher(pool, model.batching, longest),
+        ShardCapacity(block_size, blocks, seats, longest),
+    )
+
+
+def _longest(loaded: PreTrainedModel, wanted: int | None) -> int:
+    positions = getattr(loaded.config.get_text_config(), "max_position_embeddings", None)
+    return model_len(wanted, positions, longest_exact(loaded))

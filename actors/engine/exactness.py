@@ -1,0 +1,109 @@
+"""The last question before a model is served: do our logits equal its own, in its own weights?
+
+A short random prompt goes through the model as transformers runs it, and through the paged path in
+the ways in which serving differs: in chunks, beside another sequence, then token by token from
+pages. Whatever the checks in `families` could not know of a family shows here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from actors.engine.batch import build_batch
+from actors.engine.families import refuse
+from actors.engine.kv_cache import KVCache, LayerShape
+from actors.engine.runner import ModelRunner
+from cluster.messages import Request, Sampling, Stopping
+from cluster.steps import Chunk, Sequence, StepPlan
+
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
+"""Largest accepted root mean square of the difference, as a share of the logits' own spread.
+
+Rounding stays ten times below; a wrong mask, position or cache is of the order of one.
+"""
+
+LENGTHS = (23, 9)
+"""Tokens of the two sequences computed together."""
+
+BLOCK_SIZE = 4
+
+
+CUTS = (0, 10, 18)
+"""Where the chunks of a sequence begin; what is left after them goes token by token."""
+
+
+def prove_exact(model: PreTrainedModel, layers: Mapping[int, LayerShape]) -> None:
+    """Raise UnsupportedModel unless the paged path gives the model's own logits."""
+    generator = torch.Generator().manual_seed(0)
+    vocab = model.config.get_text_config().vocab_size
+    prompts = [torch.randint(vocab, (n,), generator=generator).tolist() for n in LENGTHS]
+    model.set_attn_implementation("eager")
+    expected = [_own_logits(model, prompt) for prompt in prompts]
+    for ours, own in zip(_paged_logits(model, layers, prompts), expected, strict=True):
+        error = _relative_error(ours, own)
+        if not error <= TOLERANCE[model.dtype]:
+            refuse(
+                model,
+                f"computed in pages, its logits differ from its own by {error:.2g} of their spread"
+                f" (allowed in {model.dtype}: {TOLERANCE[model.dtype]:g})",
+            )
+
+
+@torch.inference_mode()
+def _own_logits(model: PreTrainedModel, prompt: list[int]) -> Tensor:
+    """All logits of the prompt, `[tokens, vocab]`, as transformers computes them."""
+    tokens = torch.tensor([prompt], device=model.device)
+    logits: Tensor = model(input_ids=tokens, use_cache=False).logits[0]
+    return logits
+
+
+def _paged_logits(
+    model: PreTrainedModel, layers: Mapping[int, LayerShape], prompts: list[list[int]]
+) -> list[Tensor]:
+    """The same through pages that interleave, in the chunks of `CUTS`, then one by one."""
+    pages = max(-(-len(prompt) // BLOCK_SIZE) for prompt in prompts)
+    cache = KVCache(layers, pages * len(prompts), BLOCK_SIZE, model.dtype, model.device)
+    runner = ModelRunner(model, cache)
+    sequences = [_sequence(i, prompt, pages, len(prompts)) for i, prompt in enumerate(prompts)]
+    logits: list[list[Tensor]] = [[] for _ in prompts]
+    starts = [*CUTS, *range(CUTS[-1] + 1, max(map(len, prompts)) + 1)]
+    for start, stop in pairwise(starts):
+        going = [i for i, prompt in enumerate(prompts) if start < len(prompt)]
+        counts = [min(stop, len(prompts[i])) - start for i in going]
+        chunks = [Chunk(sequences[i], start, n, False) for i, n in zip(going, counts, strict=True)]
+        parts = torch.split(_all_logits(runner, cache, chunks), counts)
+        for i, part in zip(going, parts, strict=True):
+            logits[i].append(part)
+    return [torch.cat(parts) for parts in logits]
+
+
+def _all_logits(runner: ModelRunner, cache: KVCache, chunks: list[Chunk]) -> Tensor:
+    batch = build_batch(StepPlan(tuple(chunks)), cache)
+    first = batch.first_row
+    rows = [first[i] + row for i, chunk in enumerate(chunks) for row in range(chunk.count)]
+    return runner.logits(batch, rows)
+
+
+def _sequence(index: int, prompt: list[int], pages: int, sequences: int) -> Sequence:
+    request = Request(
+        request_id=f"probe-{index}",
+        model="",
+        tenant="",
+        sla="",
+        prompt=tuple(prompt),
+        sampling=Sampling(),
+        stopping=Stopping(max_tokens=1),
+    )
+    blocks = [sequences * page + index for page in reversed(range(pages))]
+    return Sequence(request, 0, prompt, blocks=blocks)
+
+
+def _relative_error(ours: Tensor, own: Tensor) -> float:
+    """Root mean square of the difference, as a share of the standard deviation of `own`."""
+    ours, own = ours.double(), own.double()
+    return float((ours - own).square().mean().sqrt() / own.std())

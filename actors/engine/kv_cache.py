@@ -1,0 +1,135 @@
+"""The KV pages of one shard as tensors: who owns them is decided elsewhere, what they hold here.
+
+Layout: each layer has one tensor of keys and one of values, `[num_blocks, block_size * kv_heads *
+head_dim]`, tokens outermost within a page. One page is one contiguous row, so the pages of a whole
+batch are gathered by a single `index_select` of long rows, and what comes out reads as
+`[sequences, tokens, kv_heads, head_dim]` without a copy. Measured on two cores with AMX, bf16, 30
+layers of 3 heads of 64, 16 sequences of 200 tokens, gathering and attending: this layout 10.5 ms,
+keys and values joined in one tensor 11.9 ms, `index_select` on unflattened pages 14 ms, advanced
+indexing 20 ms. Keys laid out heads first would make SDPA 4% faster and the gather no view at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cluster.steps import PageCopy
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What one token of one layer keeps: `kv_heads` keys of `key_dim` and values of `value_dim`."""
+
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def elements(self) -> int:
+        return self.kv_heads * (self.key_dim + self.value_dim)
+
+
+def page_bytes(layers: Mapping[int, LayerShape], block_size: int, dtype: torch.dtype) -> int:
+    """Memory of one page over all layers, bytes."""
+    return block_size * dtype.itemsize * sum(shape.elements for shape in layers.values())
+
+
+class KVCache:
+    """Pages of keys and values for every attention layer of one model.
+
+    Pages start as zeros and only ever hold finite numbers: a masked position has weight zero, and
+    zero times a stray NaN would still be NaN.
+    """
+
+    def __init__(
+        self,
+        layers: Mapping[int, LayerShape],
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.dtype = dtype
+        self.device = device
+        self._layers = {
+            index: _LayerPages(shape, num_blocks, block_size, dtype, device)
+            for index, shape in layers.items()
+        }
+        self._scratch = _Scratch(dtype, device)
+
+    def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
+        """Keep `key` and `value`, `[tokens, kv_heads, dim]`, at `slots` (page * block_size + i)."""
+        pages = self._layers[layer]
+        pages.key_slots.index_copy_(0, slots, key)
+        pages.value_slots.index_copy_(0, slots, value)
+
+    def gather(self, layer: int, pages: Tensor, sequences: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of `pages` (an equal number for each of `sequences`, in a row).
+
+        Returns `[sequences, kv_heads, tokens, dim]` each, valid until the next gather.
+        """
+        source = self._layers[layer]
+        shape = source.shape
+        keys = self._scratch.select("key", source.keys, pages)
+        values = self._scratch.select("value", source.values, pages)
+        return (
+            keys.view(sequences, -1, shape.kv_heads, shape.key_dim).transpose(1, 2),
+            values.view(sequences, -1, shape.kv_heads, shape.value_dim).transpose(1, 2),
+        )
+
+    def copy_pages(self, copies: Sequence[PageCopy]) -> None:
+        """Copy whole pages, all reads before all writes."""
+        if not copies:
+            return
+        sources = torch.tensor([copy.source for copy in copies], device=self.device)
+        targets = torch.tensor([copy.target for copy in copies], device=self.device)
+        for layer in self._layers.values():
+            layer.keys[targets] = layer.keys[sources]
+            layer.values[targets] = layer.values[sources]
+
+
+class _LayerPages:
+    """The two tensors of one layer, and the same memory seen token by token."""
+
+    def __init__(
+        self,
+        shape: LayerShape,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        def pages(dim: int) -> Tensor:
+            row = block_size * shape.kv_heads * dim
+            return torch.zeros(num_blocks, row, dtype=dtype, device=device)
+
+        self.shape = shape
+        self.keys = pages(shape.key_dim)
+        self.values = pages(shape.value_dim)
+        self.key_slots = self.keys.view(-1, shape.kv_heads, shape.key_dim)
+        self.value_slots = self.values.view(-1, shape.kv_heads, shape.value_dim)
+
+
+class _Scratch:
+    """Reused memory for gathered pages: a fresh allocation this large costs a page fault per 4 KiB.
+
+    It grows to the largest gather seen, at most one layer's pages of one attention group.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self._empty = torch.empty(0, dtype=dtype, device=device)
+        self._buffers: dict[str, Tensor] = {}
+
+    def select(self, name: str, source: Tensor, rows: Tensor) -> Tensor:
+        size = len(rows) * source.shape[1]
+        buffer = self._buffers.get(name, self._empty)
+        if buffer.numel() < size:
+            buffer = self._buffers[name] = self._empty.new_empty(size)
+        out = buffer[:size].view(len(rows), source.shape[1])
+        return torch.index_select(source, 0, rows, out=out)

@@ -1,0 +1,76 @@
+"""Runs one step: copies pages, computes all chunks in one forward pass, and samples.
+
+The model is transformers' own; what is ours is the row it computes on (`batch`), its attention
+(`attention`), its cache (`kv_cache`) and what is done with its logits (`sampler`, `logprobs`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from actors.engine.attention import PAGED
+from actors.engine.batch import StepBatch, build_batch
+from actors.engine.kv_cache import KVCache
+from actors.engine.logprobs import score_prompt
+from actors.engine.sampler import Sampler
+from cluster.messages import TokenLogprob
+from cluster.steps import Chunk, StepPlan, StepResult
+
+
+class ModelRunner:
+    """A model and its pages. `model` must have passed `families.check_family`."""
+
+    def __init__(self, model: PreTrainedModel, cache: KVCache) -> None:
+        model.set_attn_implementation(PAGED)
+        self._model = model
+        self._cache = cache
+        self._sampler = Sampler()
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Compute `plan`. If it raises, nothing of the plan's pages may be trusted any more."""
+        self._cache.copy_pages(plan.copies)
+        batch = build_batch(plan, self._cache)
+        sampling = [i for i, chunk in enumerate(plan.chunks) if chunk.samples]
+        scoring = [i for i, chunk in enumerate(plan.chunks) if chunk.score_prompt]
+        last_rows = [batch.first_row[i] + plan.chunks[i].count - 1 for i in sampling]
+        scored_rows = [scored_rows_of(plan.chunks[i], batch.first_row[i]) for i in scoring]
+        logits = self.logits(batch, [*last_rows, *(row for rows in scored_rows for row in rows)])
+        return StepResult(
+            sampled=self._sampler.sample(
+                logits[: len(sampling)], [plan.chunks[i].sequence for i in sampling]
+            ),
+            prompt_scores=_scores(
+                logits[len(sampling) :], [plan.chunks[i] for i in scoring], scored_rows
+            ),
+        )
+
+    @torch.inference_mode()
+    def logits(self, batch: StepBatch, rows: Sequence[int]) -> Tensor:
+        """Forward pass over the batch; the logits after `rows`, `[len(rows), vocab]`."""
+        output = self._model(
+            input_ids=batch.tokens,
+            position_ids=batch.positions,
+            use_cache=False,
+            logits_to_keep=torch.tensor(rows, dtype=torch.int64, device=self._cache.device),
+            step=batch,
+        )
+        logits: Tensor = output.logits[0]
+        return logits
+
+
+def scored_rows_of(chunk: Chunk, first_row: int) -> range:
+    """The rows whose logits score a prompt token: all that have one after them in the prompt."""
+    scored = min(chunk.count, chunk.sequence.prompt_len - 1 - chunk.start)
+    return range(first_row, first_row + max(0, scored))
+
+
+def _scores(
+    logits: Tensor, chunks: Sequence[Chunk], rows: Sequence[range]
+) -> tuple[tuple[TokenLogprob, ...], ...]:
+    parts = torch.split(logits, [len(r) for r in rows])
+    return tuple(score_prompt(part, chunk) for part, chunk in zip(parts, chunks, strict=True))

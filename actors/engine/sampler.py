@@ -1,0 +1,158 @@
+"""Chooses the next token of every row of a step's logits.
+
+The draw is keyed: one uniform number from Philox with the request's seed as key and (output
+position, choice) as counter, so a row's randomness depends on nothing but those three. It is
+turned into a token by the inverse of the cumulative distribution in the order of token ids, which
+no other row and no sort can disturb.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from actors.engine.logprobs import report
+from actors.engine.penalties import adjust
+from cluster.messages import Sampling, TokenLogprob
+from cluster.steps import Sequence
+
+GREEDY_BELOW = 1e-5
+"""A temperature below this is greedy: dividing by it would only overflow."""
+
+FIRST_WIDTH = 256
+"""How many of the likeliest tokens are sorted before a nucleus is found not to fit in them.
+
+At 16 rows of 49152: 1.5 ms for 256 of them, 27 ms for all.
+"""
+
+
+class Sampler:
+    """Stateless between calls: the generator it holds is set anew for every draw."""
+
+    def __init__(self) -> None:
+        self._philox = np.random.Philox(key=0)
+        self._state = self._philox.state
+
+    def sample(self, logits: Tensor, sequences: Many[Sequence]) -> tuple[TokenLogprob, ...]:
+        """The next token of each of `sequences`; `logits` is `[len(sequences), vocab]`.
+
+        Log probabilities are filled in only for sequences whose request asks for them.
+        """
+        if not sequences:
+            return ()
+        raw = logits.float()
+        tokens = self._choose(adjust(raw, sequences), sequences)
+        return _with_logprobs(raw, tokens, sequences)
+
+    def _choose(self, logits: Tensor, sequences: Many[Sequence]) -> list[int]:
+        drawn = [row for row, sequence in enumerate(sequences) if not _is_greedy(sequence)]
+        if len(drawn) == len(sequences):
+            return self._draw(logits, sequences)
+        tokens: list[int] = logits.argmax(dim=-1).tolist()
+        for row, token in zip(
+            drawn, self._draw(logits[drawn], [sequences[row] for row in drawn]), strict=True
+        ):
+            tokens[row] = token
+        return tokens
+
+    def _draw(self, logits: Tensor, sequences: Many[Sequence]) -> list[int]:
+        """One token a row from the distribution left by temperature, top_k, top_p and min_p."""
+        if not sequences:
+            return []
+        sampling = [sequence.request.sampling for sequence in sequences]
+        temperatures = _column([s.temperature for s in sampling], logits)
+        probs = torch.softmax(logits / temperatures, dim=-1)
+        probs = _filter(probs, sampling)
+        cumulative = probs.cumsum(dim=-1, dtype=torch.float64)
+        total = cumulative[:, -1:]
+        uniforms = _column([self._uniform(s) for s in sequences], total)
+        # Strictly below the total, whatever rounding does, so that the token found has a chance.
+        target = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
+        chosen: list[int] = torch.searchsorted(cumulative, target, right=True)[:, 0].tolist()
+        return chosen
+
+    def _uniform(self, sequence: Sequence) -> float:
+        """A number in [0, 1) that depends on (seed, output position, choice) alone."""
+        inner = self._state["state"]
+        inner["key"][:] = sequence.request.sampling.seed % 2**64, 0
+        inner["counter"][:] = sequence.output_len, sequence.choice, 0, 0
+        self._philox.state = self._state
+        return (int(self._philox.random_raw()) >> 11) * 2.0**-53
+
+
+def _is_greedy(sequence: Sequence) -> bool:
+    return sequence.request.sampling.temperature < GREEDY_BELOW
+
+
+def _filter(probs: Tensor, sampling: Many[Sampling]) -> Tensor:
+    """`probs` with zeros where top_k, then top_p, then min_p (as in transformers) cut.
+
+    Tokens exactly as likely as the last one kept are kept with it: which of them came first would
+    be an accident of sorting. The rows need not add up to one afterwards.
+    """
+    rows = [row for row, s in enumerate(sampling) if s.top_k > 0 or s.top_p < 1 or s.min_p > 0]
+    if not rows:
+        return probs
+    floor = torch.zeros_like(probs[:, :1])
+    floor[rows] = _floors(probs[rows], [sampling[row] for row in rows])
+    return probs.masked_fill(probs < floor, 0.0)
+
+
+def _floors(probs: Tensor, sampling: Many[Sampling]) -> Tensor:
+    """The smallest probability kept, `[rows, 1]`."""
+    vocab = probs.shape[1]
+    top_k = [min(s.top_k, vocab) if s.top_k > 0 else vocab for s in sampling]
+    narrow = [k for k in top_k if k < vocab]
+    width = min(vocab, max(FIRST_WIDTH, *narrow) if narrow else FIRST_WIDTH)
+    while True:
+        floors, complete = _floors_within(probs, sampling, top_k, width)
+        if complete:
+            return floors
+        width = min(vocab, 8 * width)
+
+
+def _floors_within(
+    probs: Tensor, sampling: Many[Sampling], top_k: list[int], width: int
+) -> tuple[Tensor, bool]:
+    """The floors as far as the `width` likeliest tokens tell, and whether that is far enough."""
+    values = probs.topk(width, dim=-1).values
+    mass = values.cumsum(dim=-1, dtype=torch.float64)
+    last_k = torch.tensor([min(k, width) - 1 for k in top_k], device=probs.device)[:, None]
+    cut_by_k = torch.tensor([k <= width for k in top_k], device=probs.device)[:, None]
+    total = torch.where(cut_by_k, mass.gather(1, last_k), 1.0)
+    nucleus = _column([s.top_p for s in sampling], mass) * total
+    # A token is in the nucleus while those before it have not filled it yet.
+    last_p = ((mass - values) < nucleus).sum(dim=-1, keepdim=True).clamp(min=1) - 1
+    has_p = torch.tensor([s.top_p < 1 for s in sampling], device=probs.device)[:, None]
+    last = torch.where(has_p, torch.minimum(last_p, last_k), last_k)
+    bounded = cut_by_k | (has_p & (last_p < width - 1)) | (width == probs.shape[1])
+    floor = values.gather(1, last)
+    by_min_p = values[:, :1] * _column([s.min_p for s in sampling], values)
+    only_min_p = ~cut_by_k & ~has_p
+    floor = torch.where(only_min_p, by_min_p, torch.maximum(floor, by_min_p))
+    return floor, bool((bounded | only_min_p).all())
+
+
+def _column(values: Many[float], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
+
+
+def _with_logprobs(
+    raw: Tensor, tokens: list[int], sequences: Many[Sequence]
+) -> tuple[TokenLogprob, ...]:
+    asked = {row: s.request.sampling.logprobs for row, s in enumerate(sequences)}
+    rows = [row for row, top in asked.items() if top is not None]
+    if not rows:
+        return tuple(TokenLogprob(token, 0.0) for token in tokens)
+    most = max(asked[row] or 0 for row in rows)
+    reports = dict(zip(rows, report(raw[rows], [tokens[row] for row in rows], most), strict=True))
+    return tuple(_one(token, reports.get(row), asked[row]) for row, token in enumerate(tokens))
+
+
+def _one(token: int, full: TokenLogprob | None, top: int | None) -> TokenLogprob:
+    if full is None or top is None:
+        return TokenLogprob(token, 0.0)
+    return TokenLogprob(token, full.logprob, full.top[:top])

@@ -1,0 +1,134 @@
+"""The lives of the fleet's actors on paper: states, legal moves, and what to do next.
+
+Pure: the clock is passed in, in seconds, and nothing here knows Ray.
+
+    PENDING --placed--> LOADING --loaded--> READY
+       |                   |                  |
+       +-------lost--------+-------lost-------+--> DEAD --created--> PENDING
+       +-------------------+------------------+----stop----> STOPPING --lost--> removed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from cluster.errors import IllegalTransition
+
+
+class State(StrEnum):
+    """Where an actor stands. PENDING: asked for, but no node has begun to run it."""
+
+    PENDING = "pending"
+    LOADING = "loading"
+    READY = "ready"
+    DEAD = "dead"
+    STOPPING = "stopping"
+
+
+class Event(StrEnum):
+    """What happens to an actor."""
+
+    PLACED = "placed"
+    LOADED = "loaded"
+    LOST = "lost"
+    CREATED = "created"
+    STOP = "stop"
+
+
+TRANSITIONS: Mapping[tuple[State, Event], State] = {
+    (State.PENDING, Event.PLACED): State.LOADING,
+    (State.LOADING, Event.LOADED): State.READY,
+    (State.PENDING, Event.LOST): State.DEAD,
+    (State.LOADING, Event.LOST): State.DEAD,
+    (State.READY, Event.LOST): State.DEAD,
+    (State.DEAD, Event.CREATED): State.PENDING,
+    (State.PENDING, Event.STOP): State.STOPPING,
+    (State.LOADING, Event.STOP): State.STOPPING,
+    (State.READY, Event.STOP): State.STOPPING,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One actor of the fleet. `model` is None for the scheduler.
+
+    `message` is what last went wrong, kept until the actor is READY. `losses` counts lives lost
+    since one was READY for a while; `retry_at` is when the next may begin.
+    """
+
+    name: str
+    model: str | None
+    index: int
+    state: State
+    since: float
+    message: str = ""
+    losses: int = 0
+    retry_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Seconds before a lost actor is created again: none, then doubling, until one is steady."""
+
+    first_s: float = 1.0
+    longest_s: float = 60.0
+    steady_s: float = 60.0
+
+    def delay(self, losses: int) -> float:
+        return 0.0 if losses <= 1 else min(self.first_s * 2.0 ** (losses - 2), self.longest_s)
+
+
+def advance(member: Member, event: Event, now: float, message: str, backoff: Backoff) -> Member:
+    """The member after the event. Raises IllegalTransition where the table does not allow it."""
+    state = TRANSITIONS.get((member.state, event))
+    if state is None:
+        raise IllegalTransition(f"{member.name} is {member.state}, which allows no {event}")
+    kept = "" if event is Event.LOADED else member.message
+    moved = replace(member, state=state, since=now, message=message or kept)
+    if event is not Event.LOST:
+        return moved
+    steady = member.state is State.READY and now - member.since >= backoff.steady_s
+    losses = 1 if steady else member.losses + 1
+    return replace(moved, losses=losses, retry_at=now + backoff.delay(losses))
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Begin a new life of this member."""
+
+    name: str
+    model: str | None
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End this member: it is not wanted any more."""
+
+    name: str
+
+
+Action = Create | Stop
+
+
+def decide(
+    wanted: Iterable[Create], members: Mapping[str, Member], now: float
+) -> tuple[Action, ...]:
+    """What brings the members closer to what is wanted: first who has to go, then who is missing.
+
+    A name that is still STOPPING is waited for.
+    """
+    wishes = {wish.name: wish for wish in wanted}
+    surplus = [
+        Stop(name)
+        for name, member in members.items()
+        if name not in wishes and member.state is not State.STOPPING
+    ]
+    missing = [wish for wish in wishes.values() if _is_due(members.get(wish.name), now)]
+    return (*surplus, *missing)
+
+
+def _is_due(member: Member | None, now: float) -> bool:
+    return member is None or (member.state is State.DEAD and now >= member.retry_at)

@@ -1,0 +1,124 @@
+"""How one life of an actor goes, from its creation until it is lost: told step by step."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from actors.lifecycle import Event
+from actors.shard import Pulse
+from actors.tasks import first_to_end
+from cluster.errors import ShardLost, ShoalError, Unschedulable
+from cluster.messages import ShardRef
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds: until a place is found missing, between pings, for one, for a step, for a death."""
+
+    place_s: float = 20.0
+    ping_every_s: float = 1.0
+    ping_s: float = 20.0
+    step_s: float = 120.0
+    death_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One life of an actor: its handle, what it asked Ray for, and, of a shard, which it is."""
+
+    handle: Any
+    asked: Mapping[str, float]
+    shard: ShardRef | None = None
+    load_timeout_s: float = 0.0
+
+
+Tell = Callable[[Event | None, str], None]
+"""Hears how a life goes on: an event, or None where there is only something to say."""
+
+
+async def live(life: Life, patience: Patience, tell: Tell) -> None:
+    """Placed, loaded, then watched until it is lost. Raises what ended it."""
+    await _placed(life, patience, tell)
+    tell(Event.PLACED, "")
+    if life.shard is not None:
+        await _loaded(life)
+    tell(Event.LOADED, "")
+    await first_to_end(_death(life.handle), _progress(life.handle, patience))
+
+
+async def bury(life: Life, patience: Patience) -> None:
+    """See to it that the actor is dead. Ray keeps the name of a dead one until it is killed too."""
+    ray.kill(life.handle)
+    with contextlib.suppress(RayError, TimeoutError):
+        async with asyncio.timeout(patience.death_s):
+            await life.handle.ping.remote()
+
+
+def in_words(error: BaseException) -> str:
+    """What an operator should read of an error; of a remote one, its cause and no traceback."""
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    text = cause.message if isinstance(cause, ShoalError) else str(cause)
+    return f"{type(cause).__name__}: {text}"
+
+
+async def _placed(life: Life, patience: Patience, tell: Tell) -> None:
+    """Ray waits in silence for a node that may never come; this says what is missing."""
+    answer = asyncio.ensure_future(_answer(life.handle.ping.remote()))
+    try:
+        while not (await asyncio.wait({answer}, timeout=patience.place_s))[0]:
+            tell(None, in_words(await asyncio.to_thread(_unschedulable, life.asked)))
+        answer.result()
+    finally:
+        answer.cancel()
+
+
+async def _loaded(life: Life) -> None:
+    try:
+        async with asyncio.timeout(life.load_timeout_s):
+            await life.handle.load.remote()
+    except TimeoutError:
+        raise ShardLost(f"it had not loaded after {life.load_timeout_s:g} s") from None
+
+
+async def _death(handle: Any) -> None:
+    """A call that never returns fails at once when its actor dies."""
+    await handle.watch.remote()
+
+
+async def _progress(handle: Any, patience: Patience) -> None:
+    """Returns never; raises ShardLost where no answer comes, or a step does not end."""
+    clock = asyncio.get_running_loop().time
+    turns, moved_at = -1, clock()
+    while True:
+        try:
+            async with asyncio.timeout(patience.ping_s):
+                pulse = await handle.ping.remote()
+        except TimeoutError:
+            raise ShardLost(f"it did not answer for {patience.ping_s:g} s") from None
+        if not isinstance(pulse, Pulse) or not pulse.busy or pulse.turns != turns:
+            turns, moved_at = getattr(pulse, "turns", -1), clock()
+        elif clock() - moved_at > patience.step_s:
+            raise ShardLost(f"its step has not ended for {patience.step_s:g} s")
+        await asyncio.sleep(patience.ping_every_s)
+
+
+async def _answer(reference: Any) -> Any:
+    return await reference
+
+
+def _unschedulable(asked: Mapping[str, float]) -> Unschedulable:
+    total, free = ray.cluster_resources(), ray.available_resources()
+    wants = ", ".join(f"{amount:g} {name}" for name, amount in asked.items() if amount)
+    has = ", ".join(
+        f"{free.get(name, 0.0):g} of {total.get(name, 0.0):g} {name} free"
+        for name, amount in asked.items()
+        if amount
+    )
+    return Unschedulable(f"no node offers {wants}; in the whole cluster: {has}")

@@ -1,0 +1,159 @@
+"""The router's side of the central scheduler: submissions out, decisions back, across its lives.
+
+Submissions of one moment travel as one message: while one call is away, the next ones gather.
+Those decided later come back over one long poll. Submits are idempotent by request id, so whatever
+still waits when a scheduler died is simply submitted again to the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from ray.exceptions import RayActorError
+
+from actors.naming import SCHEDULER, ActorAddress
+from actors.tasks import cancel_all
+from cluster.errors import NotReady, SchedulerLost
+from cluster.messages import Decision, DecisionBatch, SchedulerStats, Submission
+
+T = TypeVar("T")
+
+RETRY_S = 0.1
+"""Between two looks for a scheduler that is away; its replacement takes about a second."""
+
+AWAY = (RayActorError, NotReady)
+"""What calling, or looking up, a scheduler that is away raises."""
+
+
+class SchedulerClient:
+    """The connection of `router` to the scheduler actor of `namespace`.
+
+    Raises SchedulerLost where no scheduler could be reached for `patience_s`.
+    """
+
+    def __init__(self, router: str, namespace: str, patience_s: float = 30.0) -> None:
+        self._router = router
+        self._address = ActorAddress(SCHEDULER, namespace)
+        self._patience_s = patience_s
+        self._handle: Any = None
+        self._waiting: dict[str, _Waiting] = {}
+        self._outbox: list[Submission] = []
+        self._posted = asyncio.Event()
+        self._epoch = 0
+        self._acknowledged = 0
+        self._loops: list[asyncio.Task[None]] = []
+
+    async def place(self, submission: Submission) -> Decision:
+        """The scheduler's decision on `submission`, however long it queues there."""
+        self._start()
+        waiting = self._waiting.get(submission.request_id)
+        if waiting is None:
+            waiting = self._waiting[submission.request_id] = _Waiting(submission)
+            self._post([submission])
+        try:
+            return await asyncio.shield(waiting.decision)
+        finally:
+            self._waiting.pop(submission.request_id, None)
+
+    async def withdraw(self, request_id: str) -> None:
+        """Take the request out of the queue, or give back the lease it got."""
+        waiting = self._waiting.pop(request_id, None)
+        if waiting is not None:
+            waiting.decision.cancel()
+        await self._call(lambda scheduler: scheduler.withdraw.remote(self._router, (request_id,)))
+
+    async def stats(self) -> SchedulerStats:
+        """The scheduler's books at this moment."""
+        return await self._call(lambda scheduler: scheduler.stats.remote())
+
+    async def close(self) -> None:
+        """End the loops; no task is left."""
+        await cancel_all(*self._loops)
+
+    def _start(self) -> None:
+        if not self._loops:
+            loop = asyncio.get_running_loop()
+            self._loops = [loop.create_task(self._send()), loop.create_task(self._receive())]
+
+    def _post(self, submissions: list[Submission]) -> None:
+        self._outbox.extend(submissions)
+        self._posted.set()
+
+    async def _send(self) -> None:
+        while True:
+            await self._posted.wait()
+            self._posted.clear()
+            posted, self._outbox = self._outbox, []
+            batch = tuple(one for one in posted if one.request_id in self._waiting)
+            if batch:
+                await self._submit(batch)
+
+    async def _submit(self, batch: tuple[Submission, ...]) -> None:
+        try:
+            decided = await self._call(lambda s: s.submit.remote(self._router, batch))
+        except SchedulerLost as error:
+            for submission in batch:
+                self._settle(submission.request_id, error)
+        else:
+            self._settle_all(decided)
+
+    async def _receive(self) -> None:
+        """Decisions as they come; what waits is posted again when its scheduler is gone."""
+        while True:
+            try:
+                batch = await self._next_decisions()
+            except AWAY:
+                self._handle = None
+                await asyncio.sleep(RETRY_S)
+                continue
+            if batch.epoch != self._epoch:
+                self._post([waiting.submission for waiting in self._waiting.values()])
+            self._epoch, self._acknowledged = batch.epoch, batch.number
+            self._settle_all(batch.decisions)
+
+    async def _next_decisions(self) -> DecisionBatch:
+        scheduler = await self._scheduler()
+        batch: DecisionBatch = await scheduler.decisions.remote(self._router, self._acknowledged)
+        return batch
+
+    def _settle_all(self, decisions: tuple[Decision, ...]) -> None:
+        for decision in decisions:
+            self._settle(decision.request_id, decision)
+
+    def _settle(self, request_id: str, outcome: Decision | SchedulerLost) -> None:
+        waiting = self._waiting.get(request_id)
+        if waiting is None or waiting.decision.done():
+            return
+        if isinstance(outcome, SchedulerLost):
+            waiting.decision.set_exception(outcome)
+        else:
+            waiting.decision.set_result(outcome)
+
+    async def _call(self, call: Callable[[Any], Awaitable[T]]) -> T:
+        """`call` on the living scheduler, or on the next one where it died."""
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self._patience_s
+        while True:
+            try:
+                return await call(await self._scheduler())
+            except AWAY as error:
+                self._handle = None
+                if clock() > deadline:
+                    message = f"no scheduler answered for {self._patience_s:.0f} s: {error}"
+                    raise SchedulerLost(message) from error
+            await asyncio.sleep(RETRY_S)
+
+    async def _scheduler(self) -> Any:
+        if self._handle is None:
+            self._handle = await self._address.look_up()
+        return self._handle
+
+
+class _Waiting:
+    """A submission, and the decision somebody waits for."""
+
+    def __init__(self, submission: Submission) -> None:
+        self.submission = submission
+        self.decision: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()

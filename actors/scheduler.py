@@ -1,0 +1,206 @@
+"""The central actor: a loop, a clock and a mailbox for each router around `cluster.scheduling`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from cluster.config import SchedulingConfig
+from cluster.events import (
+    Acknowledge,
+    Event,
+    Instruction,
+    Reported,
+    RouterGone,
+    ShardGone,
+    Submitted,
+    Tell,
+    Ticked,
+    Withdrawn,
+)
+from cluster.messages import (
+    Decision,
+    DecisionBatch,
+    Lease,
+    ReportAck,
+    SchedulerStats,
+    ShardRef,
+    ShardReport,
+    Submission,
+)
+from cluster.scheduling import SchedulerBrain
+
+TICK_S = 0.05
+"""How late a deadline or a timeout may be noticed; leases never wait for a tick."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Mailbox:
+    """Decisions that one router still has to fetch: `sent` is on its way, `fresh` comes after."""
+
+    heard_at: float
+    polls: int = 0
+    fresh: list[Decision] = field(default_factory=list)
+    sent: DecisionBatch | None = None
+    number: int = 0
+    arrival: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def put(self, decision: Decision) -> None:
+        self.fresh.append(decision)
+        self.arrival.set()
+
+    def acknowledge(self, number: int) -> None:
+        if self.sent is not None and self.sent.number == number:
+            self.sent = None
+
+    def take(self, epoch: int, acknowledged: int) -> DecisionBatch:
+        """The unacknowledged batch again, else all that is fresh, else nothing.
+
+        Numbers go on from the router's where those are ahead, as after a restart, and never come
+        twice: a poll that the router gave up on must not number a batch so that it seems known.
+        """
+        self.number = max(self.number, acknowledged)
+        if self.sent is None and self.fresh:
+            self.number += 1
+            self.sent = DecisionBatch(epoch, self.number, tuple(self.fresh))
+            self.fresh = []
+            self.arrival.clear()
+        return self.sent or DecisionBatch(epoch, acknowledged, ())
+
+    def undelivered(self) -> tuple[Decision, ...]:
+        return (*(self.sent.decisions if self.sent else ()), *self.fresh)
+
+
+class BatchScheduler:
+    """Decides for the whole cluster; tokens never pass through it.
+
+    Wrapped at launch as one named actor, `ray.remote(max_concurrency=10_000)(BatchScheduler)`,
+    and without concurrency groups: Ray gives each group a thread and an event loop of its own,
+    while the brain is one and must see one event at a time. Control calls are not starved by the
+    long polls all the same: there is one a router, far fewer than `max_concurrency`.
+
+    `epoch` is larger in each life; `clock` gives seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        config: SchedulingConfig,
+        epoch: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._epoch = epoch
+        self._clock = clock
+        self._brain = SchedulerBrain(config, epoch)
+        self._mailboxes: dict[str, Mailbox] = {}
+        self._ticking: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"BatchScheduler(epoch={self._epoch})"
+
+    async def submit(
+        self, router: str, submissions: tuple[Submission, ...]
+    ) -> tuple[Decision, ...]:
+        """Those decided at once; the others come by `decisions` to the router they name."""
+        self._mailbox(router)
+        told = [tell for submission in submissions for tell in self._handle(Submitted(submission))]
+        return tuple(tell.decision for tell in told if isinstance(tell, Tell))
+
+    async def decisions(self, router: str, acknowledged: int) -> DecisionBatch:
+        """Wait for decisions after batch `acknowledged` (0 at first), for a third of the
+        `router_timeout_s` at most; then the batch is empty. Batch `acknowledged` is forgotten.
+        """
+        mailbox = self._mailbox(router)
+        mailbox.acknowledge(acknowledged)
+        mailbox.polls += 1
+        try:
+            if mailbox.sent is None:
+                await asyncio.wait_for(mailbox.arrival.wait(), self._config.router_timeout_s / 3)
+        except TimeoutError:
+            pass
+        finally:
+            mailbox.polls -= 1
+            mailbox.heard_at = self._clock()
+        return mailbox.take(self._epoch, acknowledged)
+
+    async def withdraw(self, router: str, request_ids: tuple[str, ...]) -> None:
+        """The router no longer waits for these, nor uses a lease of them."""
+        self._mailbox(router)
+        for request_id in request_ids:
+            self._post(self._handle(Withdrawn(request_id)))
+
+    async def report(self, report: ShardReport) -> ReportAck:
+        """Believe a shard; the acknowledgement says whether its next report has to be full."""
+        instructions = self._handle(Reported(report))
+        self._post(instructions)
+        [ack] = [each.ack for each in instructions if isinstance(each, Acknowledge)]
+        return ack
+
+    async def shard_gone(self, shard: ShardRef) -> None:
+        """To be called by whoever saw this life of the shard end, before it asks for another."""
+        self._post(self._handle(ShardGone(shard)))
+
+    async def stats(self) -> SchedulerStats:
+        return self._brain.stats()
+
+    async def ping(self) -> int:
+        """Answers with the epoch as soon as the loop turns."""
+        return self._epoch
+
+    async def watch(self) -> None:
+        """Never returns: whoever awaits it learns of this actor's death the moment it happens."""
+        await asyncio.Event().wait()
+
+    def tick(self) -> None:
+        """What only time brings about: timeouts, deadlines, silent shards and routers."""
+        self._post(self._handle(Ticked()))
+        silent_since = self._clock() - self._config.router_timeout_s
+        for router, mailbox in list(self._mailboxes.items()):
+            if not mailbox.polls and mailbox.heard_at <= silent_since:
+                self._give_up(router)
+
+    def _give_up(self, router: str) -> None:
+        """Nobody will fetch what this router was granted, so others may have it."""
+        undelivered = self._mailboxes.pop(router).undelivered()
+        leases = [each.request_id for each in undelivered if isinstance(each, Lease)]
+        logger.warning("%s: router %s is silent, %d leases go back", self, router, len(leases))
+        self._post(self._handle(RouterGone(router)))
+        for request_id in leases:
+            self._post(self._handle(Withdrawn(request_id)))
+
+    def _handle(self, event: Event) -> tuple[Instruction, ...]:
+        """The only way to the brain. The timers start with the first event, inside the loop."""
+        if self._ticking is None:
+            self._ticking = asyncio.create_task(self._tick_forever())
+        return self._brain.handle(event, self._clock())
+
+    async def _tick_forever(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            try:
+                self.tick()
+            except Exception:
+                # Without timers the scheduler would go on granting while nothing expires and no
+                # lost shard is noticed; a log that repeats is the lesser evil.
+                logger.exception("%s: a tick failed", self)
+
+    def _post(self, instructions: Iterable[Instruction]) -> None:
+        for each in instructions:
+            if isinstance(each, Tell):
+                self._mailbox_of(each.router).put(each.decision)
+
+    def _mailbox(self, router: str) -> Mailbox:
+        """Of a router that is calling right now."""
+        mailbox = self._mailbox_of(router)
+        mailbox.heard_at = self._clock()
+        return mailbox
+
+    def _mailbox_of(self, router: str) -> Mailbox:
+        if router not in self._mailboxes:
+            self._mailboxes[router] = Mailbox(self._clock())
+        return self._mailboxes[router]

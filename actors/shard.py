@@ -1,0 +1,249 @@
+"""The KV-cache shard as an actor: an engine on its own thread, and the doors that listen to it.
+
+Everything but the engine lives on one event loop, so nothing here needs a lock. Ray would give
+methods of another concurrency group a loop and a thread of their own; instead all share one group
+that is too wide to fill, as a door has only one long poll out and control calls are short.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Coroutine
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from actors.doors import Doors
+from actors.engine_thread import EngineThread, Outcome
+from actors.naming import SCHEDULER, ActorAddress
+from actors.reporting import Reporter, ReportLedger, ReportTiming
+from cluster.config import ModelConfig
+from cluster.errors import ShardLost, StaleLease
+from cluster.messages import (
+    Assignment,
+    DeltaBatch,
+    RequestFailed,
+    ShardCapacity,
+    ShardRef,
+    ShardStats,
+)
+
+if TYPE_CHECKING:
+    from actors.engine.engine import Engine
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+MAX_CONCURRENCY = 10_000
+"""Calls at once: every door's long poll and room for control calls beside them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardTiming:
+    """Seconds, but for `max_backlog`: deltas a door may leave unread before it is dropped."""
+
+    door_timeout_s: float = 10.0
+    poll_wait_s: float = 2.0
+    last_words_s: float = 1.0
+    max_backlog: int = 65_536
+    reports: ReportTiming = field(default_factory=ReportTiming)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSpec:
+    """What a shard is born with. `threads`: torch's; `gpus`: 0 means it computes on the CPU."""
+
+    ref: ShardRef
+    model: ModelConfig
+    namespace: str
+    threads: int
+    gpus: float = 0.0
+    timing: ShardTiming = field(default_factory=ShardTiming)
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """A sign of life: `turns` of the engine's loop so far, and whether one is under way."""
+
+    pid: int
+    turns: int
+    busy: bool
+
+
+class KVShard:
+    """One pool of KV pages, the model that fills it, and a mailbox for each door.
+
+    `load` first. A shard whose engine fails says so to its doors and to `watch`, then exits.
+    """
+
+    def __init__(self, spec: ShardSpec) -> None:
+        self._spec = spec
+        self._threads = spec.threads
+        self._loop = asyncio.get_running_loop()
+        self._doors = Doors(spec.timing.door_timeout_s, spec.timing.max_backlog)
+        self._engine = EngineThread(
+            partial(_load_engine, spec),
+            publish=self._from_thread(self._on_outcome),
+            crashed=self._from_thread(self._on_crash),
+        )
+        self._lost: asyncio.Future[None] = self._loop.create_future()
+        self._reporter: Reporter | None = None
+        self._latest: Outcome | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __repr__(self) -> str:
+        index = self._spec.ref.shard.rpartition("-")[2]
+        device = f"gpu x{self._spec.gpus:g}" if self._spec.gpus else f"cpu x{self._threads}"
+        return f"KVShard({self._spec.ref.model}/{index}, {device})"
+
+    async def load(self) -> ShardCapacity:
+        """Build the engine and report to the scheduler from then on. Call it once.
+
+        Raises OperatorError where configuration, weights or memory do not allow it.
+        """
+        self._engine.start()
+        capacity = await asyncio.wrap_future(self._engine.capacity)
+        self._reporter = Reporter(
+            ReportLedger(self._spec.ref, capacity),
+            ActorAddress(SCHEDULER, self._spec.namespace),
+            self._engine.ask_snapshot,
+            self._spec.timing.reports,
+        )
+        self._keep_running(self._reporter.run())
+        self._keep_running(self._sweep_doors())
+        return capacity
+
+    async def ping(self) -> Pulse:
+        return Pulse(os.getpid(), self._engine.turns, self._engine.busy)
+
+    async def watch(self) -> None:
+        """Never returns. Raises ShardLost where the shard gives itself up, with the reason."""
+        await asyncio.shield(self._lost)
+
+    async def assign(self, door: str, assignments: tuple[Assignment, ...]) -> None:
+        """Take requests in for `door`; one that it has sent before changes nothing.
+
+        What cannot be taken in is answered with a RequestFailed among the door's deltas.
+        """
+        for assignment in assignments:
+            request_id = assignment.request.request_id
+            refusal = self._refusal(assignment)
+            if refusal is not None:
+                kind, message = refusal
+                failure = RequestFailed(request_id, kind, message)
+                self._doors.refuse(door, failure, self._loop.time())
+            elif self._doors.enter(door, request_id, self._loop.time()):
+                self._engine.admit(assignment)
+
+    async def cancel(self, door: str, cancels: tuple[tuple[str, int | None], ...]) -> None:
+        """End one choice (None: all) of each request, where it is the door's and still lives."""
+        for request_id, choice in cancels:
+            if self._doors.owns(door, request_id):
+                self._engine.cancel(request_id, choice)
+                if choice is None:
+                    self._doors.leave((request_id,))
+
+    async def deltas(self, door: str, acknowledged: int) -> DeltaBatch:
+        """Long poll: all that came for `door` since batch `acknowledged`, or that batch again.
+
+        After `poll_wait_s` without news the answer is empty and carries the number `acknowledged`.
+        Raises ShardLost where the door was silent for too long and has been forgotten.
+        """
+        return await self._doors.poll(door, acknowledged, self._spec.timing.poll_wait_s)
+
+    async def use_threads(self, count: int) -> None:
+        """Compute with `count` CPU threads from the next step on."""
+        self._threads = count
+        self._engine.use_threads(count)
+
+    async def stats(self) -> ShardStats:
+        """The books as of the last turn. Call after `load`."""
+        if self._latest is None:
+            raise ShardLost("the engine has not made its first turn")
+        engine = asdict(self._latest.stats)
+        return ShardStats(shard=self._spec.ref, doors=len(self._doors), **engine)
+
+    async def verify(self) -> None:
+        """Raises LedgerBroken unless the engine's and the doors' books add up."""
+        self._doors.verify()
+        await asyncio.wrap_future(self._engine.verify())
+
+    def _refusal(self, assignment: Assignment) -> tuple[str, str] | None:
+        if assignment.lease.shard.incarnation != self._spec.ref.incarnation:
+            return StaleLease.__name__, f"{self._spec.ref.shard} was replaced since the lease"
+        if self._lost.done():
+            return ShardLost.__name__, f"{self._spec.ref.shard} is about to exit"
+        return None
+
+    def _on_outcome(self, outcome: Outcome) -> None:
+        self._latest = outcome
+        self._doors.deliver(outcome.deltas)
+        self._doors.leave(outcome.progress.ended)
+        if self._reporter is not None:
+            self._reporter.enter(outcome)
+
+    def _on_crash(self, error: BaseException) -> None:
+        """Say it to all who wait, leave them a moment to hear it, and go: the pages are suspect."""
+        if self._lost.done():
+            return
+        logger.error("%r gives itself up", self, exc_info=error)
+        message = f"{self._spec.ref.shard} failed: {error!r}"
+        self._doors.fail_all(ShardLost.__name__, message)
+        self._lost.set_exception(ShardLost(message))
+        self._loop.call_later(self._spec.timing.last_words_s, os._exit, 1)
+
+    async def _sweep_doors(self) -> None:
+        while True:
+            await asyncio.sleep(self._spec.timing.door_timeout_s / 4)
+            for request_id in self._doors.sweep(self._loop.time()):
+                self._engine.cancel(request_id, None)
+
+    def _keep_running(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        task.add_done_callback(self._on_task_end)
+        self._tasks.add(task)
+
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
+        """The tasks are endless, so one that ended has failed, and the shard with it."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._on_crash(error)
+
+    def _from_thread(self, method: Callable[[T], None]) -> Callable[[T], None]:
+        """The method, to be called on another thread and run on the loop."""
+
+        def call(argument: T) -> None:
+            self._loop.call_soon_threadsafe(method, argument)
+
+        return call
+
+
+def shard_options(spec: ShardSpec, cpus: float) -> dict[str, Any]:
+    """How Ray runs a shard: named, never restarted in place, since its pages die with it."""
+    return {
+        "name": spec.ref.actor,
+        "namespace": spec.namespace,
+        "num_cpus": cpus,
+        "num_gpus": spec.gpus,
+        "resources": dict(spec.model.resources.custom),
+        "max_restarts": 0,
+        "max_concurrency": MAX_CONCURRENCY,
+        "enable_task_events": False,
+        "scheduling_strategy": "SPREAD",
+    }
+
+
+def _load_engine(spec: ShardSpec) -> Engine:
+    # Here, not above: the fleet imports this file, and torch is the shard's own affair. Ray sets
+    # OMP_NUM_THREADS to 1 for an actor of few CPUs; this overrides it for all threads.
+    import torch
+
+    torch.set_num_threads(spec.threads)
+    from actors.engine.engine import load_engine
+    from actors.models import ensure_model
+
+    device = torch.device("cuda" if spec.gpus else "cpu")
+    return load_engine(ensure_model(spec.model.source), spec.model, device)

@@ -1,0 +1,25 @@
+"""Small helpers for asyncio tasks that belong to somebody."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+
+async def first_to_end(*works: Coroutine[Any, Any, None]) -> None:
+    """Run all until one ends, end the others, and raise what the first raised, if it did."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        await cancel_all(*tasks)
+
+
+async def cancel_all(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel the tasks and wait until they have ended; what they raise then is of no interest."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,315 @@
+"""Continuous batching for one shard: which tokens of which sequences the next step computes.
+
+A sequence knows some tokens and has KV for a prefix of them; each step lets computed catch up with
+known. Prefill, decode, forks and recompute after preemption are all that one line.
+
+Order is arrival. Sequences one token behind (decodes) go first, then longer ones in chunks, then
+waiting ones while budget, places and pages last. A sequence short of pages takes them from the
+newest arrival behind it, never from an older one nor from one that is already in the step; if there
+is none it stands still for the step. So the first in line always moves on, and no work is thrown
+away that an older sequence does not need at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from cluster.block_tables import BlockTables
+from cluster.blocks import BlockPool, page_hashes, root_hash
+from cluster.config import BatchingConfig
+from cluster.errors import ConfigError, ContextTooLong, InvalidRequest, LedgerBroken
+from cluster.messages import (
+    Assignment,
+    FinishReason,
+    HeldRequest,
+    Request,
+    TokenDelta,
+    TokenLogprob,
+)
+from cluster.roster import Roster
+from cluster.sequences import Family, State, Tracked, track
+from cluster.steps import Chunk, PageCopy, Sequence, StepPlan, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Ids of the requests whose first delta went out, and of those that ended, oldest first."""
+
+    started: tuple[str, ...]
+    ended: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BatcherStats:
+    """Sequences now, and totals since the start. `prefix_hit_tokens` needed no computing."""
+
+    running: int
+    waiting: int
+    steps: int
+    preemptions: int
+    tokens_computed: int
+    tokens_sampled: int
+    prefix_hit_tokens: int
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A step plan in the making; `budget` is how many tokens it may still hold."""
+
+    budget: int
+    chunks: list[Chunk] = field(default_factory=list)
+    copies: list[PageCopy] = field(default_factory=list)
+    planned: set[Tracked] = field(default_factory=set)
+    preempted: bool = False
+
+
+class Batcher:
+    """Plans steps and settles their results; the one door to the sequences of a shard.
+
+    Raises ConfigError where the pool is too small for one sequence of `max_model_len` tokens.
+    """
+
+    def __init__(self, pool: BlockPool, config: BatchingConfig, max_model_len: int) -> None:
+        _check_pool(pool, max_model_len)
+        self._pool = pool
+        self._tables = BlockTables(pool)
+        self._roster = Roster(self._tables, config.max_num_seqs)
+        self._max_batch_tokens = config.max_batch_tokens
+        self._max_model_len = max_model_len
+        # Left free when one more starts beside others, or their next pages would preempt it.
+        self._reserve = max(1, pool.num_blocks // 100)
+        self._arrivals = 0
+        self._started: list[str] = []
+        self._steps = 0
+        self._tokens_computed = 0
+        self._tokens_sampled = 0
+        self._prefix_hit_tokens = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._roster.families)
+
+    def admit(self, assignment: Assignment) -> None:
+        """Take a request in.
+
+        Raises, having changed nothing, InvalidRequest for an empty prompt, ContextTooLong for one
+        that leaves no room for output, IllegalTransition where its id is here already.
+        """
+        request, salt = assignment.request, assignment.salt
+        self._check(request)
+        caching = self._pool.prefix_caching
+        hashes = page_hashes(request.prompt, self._pool.block_size, salt) if caching else ()
+        self._roster.enter(track(request, self._arrivals, root_hash(salt), hashes))
+        self._arrivals += 1
+
+    def cancel(self, request_id: str, choice: int | None = None) -> None:
+        """End one choice, or all of them, and free their pages at once.
+
+        Does nothing where there is nothing to end, since a cancel and an end may cross.
+        """
+        family = self._roster.families.get(request_id)
+        members = list(family.members.values()) if family else []
+        # Followers first: else each would in turn be made the leader, only to end.
+        for member in reversed(members):
+            if choice in (None, member.sequence.choice):
+                self._roster.end(member)
+
+    def plan(self) -> StepPlan | None:
+        """The next step, None where there is no work. Where there is, some sequence moves on."""
+        draft = _Draft(self._max_batch_tokens)
+        decodes = [one for one in self._roster.running if one.behind == 1]
+        prefills = [one for one in self._roster.running if one.behind > 1]
+        for tracked in decodes:
+            self._draft_chunk(draft, tracked)
+        for tracked in prefills:
+            self._draft_chunk(draft, tracked)
+        self._draft_waiting(draft)
+        return StepPlan(tuple(draft.chunks), tuple(draft.copies)) if draft.chunks else None
+
+    def settle(self, plan: StepPlan, result: StepResult) -> list[TokenDelta]:
+        """Enter what the step gave; what it gave for sequences cancelled meanwhile is dropped.
+
+        Raises LedgerBroken where result and plan, or plan and sequences, do not fit together.
+        """
+        self._steps += 1
+        deltas: list[TokenDelta] = []
+        for chunk, sampled, scores in _pair(plan, result):
+            tracked = self._roster.living(chunk.sequence)
+            if tracked is not None:
+                self._advance(tracked, chunk, scores)
+                deltas += self._deltas(tracked, sampled)
+        return deltas
+
+    def held(self) -> tuple[HeldRequest, ...]:
+        """All requests that are here, oldest first."""
+        return tuple(family.held() for family in self._roster.families.values())
+
+    def drain_progress(self) -> Progress:
+        """Requests that started and that ended since the last call."""
+        progress = Progress(tuple(self._started), self._roster.drain_ended())
+        self._started.clear()
+        return progress
+
+    def stats(self) -> BatcherStats:
+        living = sum(len(family.members) for family in self._roster.families.values())
+        running = len(self._roster.running)
+        return BatcherStats(
+            running=running,
+            waiting=living - running,
+            steps=self._steps,
+            preemptions=self._roster.preemptions,
+            tokens_computed=self._tokens_computed,
+            tokens_sampled=self._tokens_sampled,
+            prefix_hit_tokens=self._prefix_hit_tokens,
+        )
+
+    def verify(self) -> None:
+        """Raise LedgerBroken unless lines, states, block tables and the pool agree."""
+        self._roster.verify()
+
+    def _check(self, request: Request) -> None:
+        if not request.prompt:
+            raise InvalidRequest("the prompt has no tokens", "prompt")
+        if len(request.prompt) + min(1, request.stopping.max_tokens) > self._max_model_len:
+            raise ContextTooLong(
+                f"the prompt has {len(request.prompt)} tokens, which leaves no room for output"
+                f" in the context of {self._max_model_len}",
+                "prompt",
+            )
+
+    def _draft_chunk(self, draft: _Draft, tracked: Tracked) -> None:
+        """Add what budget and pages allow of it, preempting only if not one token fits."""
+        wanted = min(tracked.behind, draft.budget)
+        if not wanted or tracked.state is not State.RUNNING:
+            return
+        while not (count := self._tables.fits(tracked, wanted)):
+            victim = self._roster.newest_behind(tracked, spared=draft.planned)
+            if victim is None:
+                return
+            self._roster.preempt(victim)
+            draft.preempted = True
+        copy = self._tables.extend(tracked, count)
+        if copy is not None:
+            draft.copies.append(copy)
+        draft.chunks.append(_chunk(tracked, count))
+        draft.planned.add(tracked)
+        draft.budget -= count
+
+    def _draft_waiting(self, draft: _Draft) -> None:
+        """Let waiting sequences in, but not into pages that were just taken from others."""
+        while draft.budget and not draft.preempted:
+            tracked = self._roster.start_next(self._reserve)
+            if tracked is None:
+                return
+            self._count_hits(tracked)
+            self._draft_chunk(draft, tracked)
+
+    def _count_hits(self, tracked: Tracked) -> None:
+        hits = tracked.sequence.computed
+        self._prefix_hit_tokens += hits
+        if tracked.family.cached_tokens is None:
+            tracked.family.cached_tokens = hits
+
+    def _advance(self, tracked: Tracked, chunk: Chunk, scores: tuple[TokenLogprob, ...]) -> None:
+        sequence, family = tracked.sequence, tracked.family
+        if chunk.start != sequence.computed:
+            raise LedgerBroken(f"chunk from {chunk.start} on, but {sequence.computed} computed")
+        self._tables.advance(tracked, chunk.count)
+        self._tokens_computed += chunk.count
+        if family.scores is not None:
+            family.scores += scores
+
+    def _deltas(self, tracked: Tracked, sampled: TokenLogprob | None) -> list[TokenDelta]:
+        """What clients hear of the step: mostly one token; all ends where no output is wanted."""
+        sequence, family = tracked.sequence, tracked.family
+        if sequence.request.stopping.max_tokens == 0:
+            return self._end_scored(family) if tracked.behind == 0 else []
+        if sequence.computed == sequence.prompt_len and sequence.choice == family.leader:
+            self._roster.fork_from(tracked)
+        return [self._append(tracked, sampled)] if sampled is not None else []
+
+    def _append(self, tracked: Tracked, sampled: TokenLogprob) -> TokenDelta:
+        tracked.sequence.tokens.append(sampled.token)
+        self._tokens_sampled += 1
+        finish = self._finish_reason(tracked.sequence)
+        delta = self._delta(tracked, (sampled,), finish)
+        if finish is not None:
+            self._roster.end(tracked)
+        return delta
+
+    def _end_scored(self, family: Family) -> list[TokenDelta]:
+        """The prompt is computed and no output is wanted: all choices are alike, and done."""
+        members = list(family.members.values())
+        deltas = [self._delta(one, (), FinishReason.LENGTH) for one in members]
+        for one in reversed(members):
+            self._roster.end(one)
+        return deltas
+
+    def _finish_reason(self, sequence: Sequence) -> FinishReason | None:
+        stopping = sequence.request.stopping
+        if sequence.tokens[-1] in stopping.stop_token_ids:
+            return FinishReason.STOP
+        full = len(sequence.tokens) >= self._max_model_len
+        return FinishReason.LENGTH if full or sequence.output_len >= stopping.max_tokens else None
+
+    def _delta(
+        self, tracked: Tracked, sampled: tuple[TokenLogprob, ...], finish: FinishReason | None
+    ) -> TokenDelta:
+        sequence, family = tracked.sequence, tracked.family
+        if not family.started:
+            family.started = True
+            self._started.append(sequence.request.request_id)
+        first = sequence.choice == 0 and sequence.output_len <= 1
+        scores = family.hand_over_scores() if first else ()
+        return TokenDelta(
+            request_id=sequence.request.request_id,
+            choice=sequence.choice,
+            tokens=tuple([one.token for one in sampled]),
+            logprobs=sampled if sequence.request.sampling.logprobs is not None else (),
+            finish=finish,
+            cached_tokens=(family.cached_tokens or 0) if first else 0,
+            prompt_logprobs=scores,
+        )
+
+
+def _chunk(tracked: Tracked, count: int) -> Chunk:
+    sequence = tracked.sequence
+    start = sequence.computed
+    return Chunk(
+        sequence=sequence,
+        start=start,
+        count=count,
+        samples=count == tracked.behind and sequence.request.stopping.max_tokens > 0,
+        score_prompt=tracked.owes_scores and start + 1 < sequence.prompt_len,
+    )
+
+
+def _pair(
+    plan: StepPlan, result: StepResult
+) -> Iterator[tuple[Chunk, TokenLogprob | None, tuple[TokenLogprob, ...]]]:
+    """Each chunk with its sampled token and its prompt scores, None and () if not asked for."""
+    asked = sum(c.samples for c in plan.chunks), sum(c.score_prompt for c in plan.chunks)
+    given = len(result.sampled), len(result.prompt_scores)
+    if asked != given:
+        raise LedgerBroken(f"samples and prompt scores asked {asked}, given {given}")
+    sampled, scores = iter(result.sampled), iter(result.prompt_scores)
+    for chunk in plan.chunks:
+        yield (
+            chunk,
+            next(sampled) if chunk.samples else None,
+            next(scores) if chunk.score_prompt else (),
+        )
+
+
+def _check_pool(pool: BlockPool, max_model_len: int) -> None:
+    room = pool.num_blocks * pool.block_size
+    if room < max_model_len:
+        needed = -(-max_model_len // pool.block_size)
+        raise ConfigError(
+            f"the KV pool holds {pool.num_blocks} pages of {pool.block_size} tokens = {room}, less"
+            f" than one sequence of max_model_len = {max_model_len}: give it {needed} pages or"
+            f" more (cache.num_blocks, memory_gib or memory_fraction), or lower max_model_len"
+            f" to {room}",
+            "cache.num_blocks",
+        )

@@ -1,0 +1,129 @@
+"""Pages for sequences: opens, grows, forks and closes their block tables out of one pool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cluster.blocks import BlockPool, page_hash
+from cluster.errors import LedgerBroken
+from cluster.messages import PageHash
+from cluster.sequences import State, Tracked
+from cluster.steps import PageCopy
+
+
+class BlockTables:
+    """The only writer of `Sequence.blocks` and `Sequence.computed`."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self._block_size = pool.block_size
+
+    def open(self, tracked: Tracked, reserve: int) -> bool:
+        """Start the table with the cached prefix, if all known tokens and `reserve` pages fit.
+
+        At least one known token is left to compute, since only computing gives logits. Where
+        prompt scores are owed every position needs logits, so nothing cached is of use.
+        """
+        sequence = tracked.sequence
+        usable = 0 if tracked.owes_scores else (len(sequence.tokens) - 1) // self._block_size
+        prefix = self._pool.match(tracked.hashes[:usable])
+        missing = self._pages(len(sequence.tokens)) - len(prefix)
+        if self._pool.available - self._pool.unreferenced(prefix) < missing + reserve:
+            return False
+        self._pool.take(prefix)
+        sequence.blocks = prefix
+        sequence.computed = len(prefix) * self._block_size
+        return True
+
+    def fits(self, tracked: Tracked, wanted: int) -> int:
+        """How many of the next `wanted` tokens there are pages for."""
+        sequence = tracked.sequence
+        room = len(sequence.blocks) * self._block_size - sequence.computed
+        copies = self._writes_into_shared(tracked)
+        if room >= wanted and not copies:
+            return wanted
+        spare = self._pool.available - copies
+        return min(wanted, room + spare * self._block_size) if spare >= 0 else 0
+
+    def extend(self, tracked: Tracked, count: int) -> PageCopy | None:
+        """Give the next `count` tokens, which must fit, pages that nobody else reads.
+
+        Gives the copy to be done first, where the first of them falls into a shared page. Within
+        one step a source may become a later copy's target, so copies are either done in order, or
+        all read before any is written.
+        """
+        sequence = tracked.sequence
+        copy = self._unshare(tracked) if self._writes_into_shared(tracked) else None
+        lacking = self._pages(sequence.computed + count) - len(sequence.blocks)
+        if lacking > 0:
+            sequence.blocks += self._allocate(lacking)
+        return copy
+
+    def advance(self, tracked: Tracked, count: int) -> None:
+        """The next `count` tokens have KV now: pages that became full can be found."""
+        sequence = tracked.sequence
+        first = sequence.computed // self._block_size
+        sequence.computed += count
+        if self._pool.prefix_caching:
+            for index in range(first, sequence.computed // self._block_size):
+                self._pool.seal(sequence.blocks[index], self._hash(tracked, index))
+
+    def fork(self, leader: Tracked, follower: Tracked) -> None:
+        """Share all of the leader's pages, which hold just the prompt, with the follower.
+
+        The prompt's last token stays to be computed again: its logits are what the follower
+        samples its first token from.
+        """
+        follower.sequence.blocks = list(leader.sequence.blocks)
+        follower.sequence.computed = follower.sequence.prompt_len - 1
+        self._pool.take(follower.sequence.blocks)
+
+    def close(self, tracked: Tracked) -> None:
+        """Give all pages back; the known tokens stay."""
+        self._pool.release(tracked.sequence.blocks)
+        tracked.sequence.blocks = []
+        tracked.sequence.computed = 0
+
+    def verify(self, members: Iterable[Tracked]) -> None:
+        """Raise LedgerBroken unless `members` hold the pool's references, and only to run."""
+        members = list(members)
+        self._pool.verify(one.sequence.blocks for one in members)
+        for one in members:
+            sequence, running = one.sequence, one.state is State.RUNNING
+            room = len(sequence.blocks) * self._block_size
+            if sequence.computed > room or (not running and room):
+                raise LedgerBroken(f"{one.state}: {sequence.computed} tokens computed, room {room}")
+
+    def _pages(self, tokens: int) -> int:
+        return -(-tokens // self._block_size)
+
+    def _writes_into_shared(self, tracked: Tracked) -> bool:
+        """Only the page of the next token can be shared: later ones are not there yet."""
+        blocks = tracked.sequence.blocks
+        index = tracked.sequence.computed // self._block_size
+        return index < len(blocks) and self._pool.needs_copy(blocks[index])
+
+    def _unshare(self, tracked: Tracked) -> PageCopy:
+        blocks = tracked.sequence.blocks
+        index = tracked.sequence.computed // self._block_size
+        copy = PageCopy(source=blocks[index], target=self._allocate(1)[0])
+        blocks[index] = copy.target
+        self._pool.release([copy.source])
+        return copy
+
+    def _allocate(self, count: int) -> list[int]:
+        pages = self._pool.allocate(count)
+        if pages is None:
+            raise LedgerBroken(f"{count} pages were promised, {self._pool.available} are there")
+        return pages
+
+    def _hash(self, tracked: Tracked, index: int) -> PageHash:
+        """The hash of full page `index`, computed once, when the page before it has one."""
+        hashes = tracked.hashes
+        if index == len(hashes):
+            start = index * self._block_size
+            parent = hashes[-1] if hashes else tracked.family.root
+            hashes.append(
+                page_hash(parent, tracked.sequence.tokens[start : start + self._block_size])
+            )
+        return hashes[index]

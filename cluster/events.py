@@ -1,0 +1,69 @@
+"""What happens to the scheduler (events), and what it has others told (instructions)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cluster.messages import Decision, ReportAck, ShardRef, ShardReport, Submission
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A router asks for a lease; asking again for the same request changes nothing."""
+
+    submission: Submission
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """A router no longer wants the lease, whether it has got it or not."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RouterGone:
+    """A router will not listen any more: what it still waits for is withdrawn."""
+
+    router: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """A shard says what happened there."""
+
+    report: ShardReport
+
+
+@dataclass(frozen=True, slots=True)
+class ShardGone:
+    """Somebody saw this life of the shard end."""
+
+    shard: ShardRef
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time has passed."""
+
+
+Event = Submitted | Withdrawn | RouterGone | Reported | ShardGone | Ticked
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Tell `router` the decision."""
+
+    router: str
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledge:
+    """Answer the shard's report."""
+
+    shard: ShardRef
+    ack: ReportAck
+
+
+Instruction = Tell | Acknowledge

@@ -1,0 +1,149 @@
+"""Who is on the shard, in which line and with which pages: where sequences change their state."""
+
+from __future__ import annotations
+
+from bisect import insort
+
+from cluster.block_tables import BlockTables
+from cluster.errors import IllegalTransition, LedgerBroken
+from cluster.sequences import Family, State, Tracked
+from cluster.steps import Sequence
+
+
+class Roster:
+    """All families, and two lines of sequences in order of arrival: running and waiting.
+
+    A preempted sequence comes back into the waiting line at its place by arrival, which is before
+    all that have not run yet.
+    """
+
+    def __init__(self, tables: BlockTables, places: int) -> None:
+        self.families: dict[str, Family] = {}
+        self.running: list[Tracked] = []
+        self.waiting: list[Tracked] = []
+        self.preemptions = 0
+        self._tables = tables
+        self._places = places
+        self._ended: list[str] = []
+
+    def enter(self, family: Family) -> None:
+        """Take a family in; its leader waits. Raises IllegalTransition where its id is here."""
+        request_id = family.request.request_id
+        if request_id in self.families:
+            raise IllegalTransition(f"request {request_id} is here already")
+        self.families[request_id] = family
+        insort(self.waiting, family.members[family.leader], key=_order)
+
+    def living(self, sequence: Sequence) -> Tracked | None:
+        """Found by identity: its id may have been cancelled and admitted again meanwhile."""
+        family = self.families.get(sequence.request.request_id)
+        tracked = family.members.get(sequence.choice) if family else None
+        return tracked if tracked is not None and tracked.sequence is sequence else None
+
+    def start_next(self, reserve: int) -> Tracked | None:
+        """Run the first that waits, None without a place, or without pages for it and `reserve`.
+
+        Who does not fit is not overtaken, or it might never fit. Alone, it needs no reserve.
+        """
+        reserve = reserve if self.running else 0
+        if (
+            not self.waiting
+            or not self._has_place()
+            or not self._tables.open(self.waiting[0], reserve)
+        ):
+            return None
+        tracked = self.waiting.pop(0)
+        self._run(tracked)
+        return tracked
+
+    def fork_from(self, leader: Tracked) -> None:
+        """Followers run from the leader's pages while there are places, else wait on their own."""
+        for follower in leader.family.awaiting():
+            if self._has_place():
+                self._tables.fork(leader, follower)
+                self._run(follower)
+            else:
+                self._wait(follower)
+
+    def newest_behind(self, tracked: Tracked, spared: set[Tracked]) -> Tracked | None:
+        """The newest running sequence that arrived after `tracked` and is not spared."""
+        for other in reversed(self.running):
+            if other is tracked:
+                return None
+            if other not in spared:
+                return other
+        return None
+
+    def preempt(self, victim: Tracked) -> None:
+        """Take pages and place away; all it knows stays, to be computed again."""
+        victim.move(State.PREEMPTED)
+        self.running.remove(victim)
+        self._tables.close(victim)
+        insort(self.waiting, victim, key=_order)
+        self.preemptions += 1
+        if victim.owes_scores:
+            victim.family.scores = [None]
+
+    def end(self, tracked: Tracked) -> None:
+        """Let go of a sequence in any state; the last of a family ends the request."""
+        if tracked.state is State.RUNNING:
+            self.running.remove(tracked)
+        elif tracked.state is not State.AWAITING_LEADER:
+            self.waiting.remove(tracked)
+        tracked.move(State.FINISHED)
+        self._tables.close(tracked)
+        self._leave(tracked.family, tracked.sequence.choice)
+
+    def drain_ended(self) -> tuple[str, ...]:
+        """Ids of the requests that ended since the last call."""
+        ended = tuple(self._ended)
+        self._ended.clear()
+        return ended
+
+    def verify(self) -> None:
+        """Raise LedgerBroken unless lines, states, leaders and block tables agree."""
+        members = [one for family in self.families.values() for one in family.members.values()]
+        self._tables.verify(members)
+        _verify_line(self.running, members, {State.RUNNING})
+        _verify_line(self.waiting, members, {State.WAITING, State.PREEMPTED})
+        if len(self.running) > self._places:
+            raise LedgerBroken(f"{len(self.running)} sequences run in {self._places} places")
+        for family in self.families.values():
+            _verify_leader(family)
+
+    def _has_place(self) -> bool:
+        return len(self.running) < self._places
+
+    def _run(self, tracked: Tracked) -> None:
+        tracked.move(State.RUNNING)
+        insort(self.running, tracked, key=_order)
+
+    def _wait(self, follower: Tracked) -> None:
+        follower.move(State.WAITING)
+        insort(self.waiting, follower, key=_order)
+
+    def _leave(self, family: Family, choice: int) -> None:
+        del family.members[choice]
+        if not family.members:
+            del self.families[family.request.request_id]
+            self._ended.append(family.request.request_id)
+        elif choice == family.leader and (awaiting := family.awaiting()):
+            family.leader = awaiting[0].sequence.choice
+            self._wait(awaiting[0])
+
+
+def _order(tracked: Tracked) -> tuple[int, int]:
+    return tracked.order
+
+
+def _verify_line(line: list[Tracked], members: list[Tracked], states: set[State]) -> None:
+    expected = sorted((one for one in members if one.state in states), key=_order)
+    if line != expected:
+        orders = [one.order for one in line], [one.order for one in expected]
+        raise LedgerBroken(f"in line {orders[0]}, by state {sorted(states)} {orders[1]}")
+
+
+def _verify_leader(family: Family) -> None:
+    leader = family.members.get(family.leader)
+    if family.awaiting() and (leader is None or leader.state is State.AWAITING_LEADER):
+        raise LedgerBroken(f"request {family.request.request_id} awaits a leader it has not")

@@ -1,0 +1,113 @@
+"""The sequences of a request as one shard tracks them: their states, and the legal moves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from cluster.errors import IllegalTransition
+from cluster.messages import HeldRequest, PageHash, Request, TokenLogprob
+from cluster.steps import Sequence
+
+
+class State(StrEnum):
+    """Where a sequence stands; it holds pages only while RUNNING."""
+
+    WAITING = "waiting"
+    AWAITING_LEADER = "awaiting_leader"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+TRANSITIONS: dict[State, frozenset[State]] = {
+    State.WAITING: frozenset({State.RUNNING, State.FINISHED}),
+    # To WAITING where it becomes the leader itself, or where no place was left to fork into.
+    State.AWAITING_LEADER: frozenset({State.RUNNING, State.WAITING, State.FINISHED}),
+    State.RUNNING: frozenset({State.PREEMPTED, State.FINISHED}),
+    State.PREEMPTED: frozenset({State.RUNNING, State.FINISHED}),
+    State.FINISHED: frozenset(),
+}
+
+
+@dataclass(slots=True, eq=False)
+class Tracked:
+    """One sequence and what batching has to remember of it.
+
+    `order` is its arrival: the request's number on this shard, then the choice. `hashes` are
+    those of its full pages as far as they were needed yet; the prompt's are there from the start.
+    """
+
+    sequence: Sequence
+    family: Family
+    order: tuple[int, int]
+    hashes: list[PageHash]
+    state: State = State.WAITING
+
+    def move(self, to: State) -> None:
+        """Change the state. Raises IllegalTransition, changing nothing, where the table says no."""
+        if to not in TRANSITIONS[self.state]:
+            name = f"{self.sequence.request.request_id}/{self.sequence.choice}"
+            raise IllegalTransition(f"sequence {name} cannot go from {self.state} to {to}")
+        self.state = to
+
+    @property
+    def behind(self) -> int:
+        """Known tokens that have no KV yet."""
+        return len(self.sequence.tokens) - self.sequence.computed
+
+    @property
+    def owes_scores(self) -> bool:
+        """Whether it has yet to deliver the prompt's log probabilities."""
+        return self.sequence.choice == 0 and self.family.scores is not None
+
+
+@dataclass(slots=True, eq=False)
+class Family:
+    """The living sequences of one request, by choice, and what they have in common.
+
+    The `leader` (a choice) computes the prompt, the others fork from it. `scores` are the
+    prompt's log probabilities so far, None where nobody asked or they are delivered.
+    """
+
+    request: Request
+    root: PageHash
+    members: dict[int, Tracked] = field(default_factory=dict)
+    leader: int = 0
+    scores: list[TokenLogprob | None] | None = None
+    cached_tokens: int | None = None
+    started: bool = False
+
+    def awaiting(self) -> list[Tracked]:
+        """Those that still wait for the leader, by choice."""
+        return [one for one in self.members.values() if one.state is State.AWAITING_LEADER]
+
+    def hand_over_scores(self) -> tuple[TokenLogprob | None, ...]:
+        """The prompt's log probabilities, once: from then on none are owed."""
+        scores, self.scores = tuple(self.scores or ()), None
+        return scores
+
+    def held(self) -> HeldRequest:
+        """What a scheduler needs to know; `computed_tokens` are those of the furthest member."""
+        return HeldRequest(
+            request_id=self.request.request_id,
+            prompt_tokens=len(self.request.prompt),
+            computed_tokens=max(one.sequence.computed for one in self.members.values()),
+            max_tokens=self.request.stopping.max_tokens,
+            choices=len(self.members),
+        )
+
+
+def track(
+    request: Request, arrival: int, root: PageHash, prompt_hashes: tuple[PageHash, ...]
+) -> Family:
+    """A new family: its leader WAITING, the others AWAITING_LEADER."""
+    wants_scores = request.sampling.prompt_logprobs is not None
+    family = Family(request, root, scores=[None] if wants_scores else None)
+    for choice in range(request.choices):
+        sequence = Sequence(request, choice, list(request.prompt))
+        state = State.AWAITING_LEADER if choice else State.WAITING
+        family.members[choice] = Tracked(
+            sequence, family, (arrival, choice), list(prompt_hashes), state
+        )
+    return family

@@ -1,0 +1,56 @@
+"""The whole system put together on one screen: configuration in, Serve application out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+
+from cluster.config import ShoalConfig, parse_config
+from deployments.fleet import FleetDeployment
+from deployments.ingress import Ingress
+from deployments.router import Router
+
+NO_CPU = {"num_cpus": 0}
+"""The doors share the cores that the shards leave; Ray's CPUs are the shards' to count."""
+
+
+def build(args: dict[str, Any]) -> Application:
+    """The Serve application for `args` of ray-config.yaml; it has no side effects.
+
+    Raises ConfigError naming each wrong field, before anything starts.
+    """
+    config = parse_config(args)
+    return _gateway(config, _router(config, _fleet(config)))
+
+
+def _fleet(config: ShoalConfig) -> Application:
+    """Exactly one replica: the owner of scheduler and shards must stop before its next starts."""
+    deployment = serve.deployment(FleetDeployment).options(
+        name="Fleet",
+        num_replicas=1,
+        ray_actor_options=NO_CPU,
+        user_config={"shards": {model.name: model.shards for model in config.models}},
+    )
+    return deployment.bind(config)
+
+
+def _router(config: ShoalConfig) -> Application:
+    deployment = serve.deployment(Router).options(
+        name="Router",
+        num_replicas=config.router.replicas,
+        max_ongoing_requests=config.router.max_ongoing_requests,
+        ray_actor_options=NO_CPU,
+    )
+    return deployment.bind(config)
+
+
+def _gateway(config: ShoalConfig, router: Application, fleet: Application) -> Application:
+    deployment = serve.deployment(Ingress).options(
+        name="Gateway",
+        num_replicas=config.gateway.replicas,
+        max_ongoing_requests=config.gateway.max_ongoing_requests,
+        ray_actor_options=NO_CPU,
+    )
+    return deployment.bind(config, router, fleet)

@@ -1,0 +1,144 @@
+"""The door: where a client's request meets the cluster, and its tokens come back.
+
+A door asks the router for a lease, hands the request to the leased shard over the channel that it
+keeps open there, and yields what the shard computes. Whatever ends the request early, the door
+says so, since nobody else can know that a client has gone. Until the first token is out, a shard
+that dies costs the client nothing but time: the door asks for another lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Protocol
+
+from actors.channel import Channels, TokenStream
+from cluster.blocks import page_hashes
+from cluster.config import ModelConfig
+from cluster.errors import (
+    CapacityError,
+    DeadlineExceeded,
+    InvalidRequest,
+    NotReady,
+    QueueFull,
+    ShardLost,
+    ShoalError,
+    StaleLease,
+)
+from cluster.messages import (
+    Assignment,
+    Decision,
+    Lease,
+    Refusal,
+    RefusalKind,
+    Request,
+    Submission,
+    TokenDelta,
+)
+from deployments.auth import tenant_salt
+
+PLACEMENT_ATTEMPTS = 5
+REPLACE_DELAY_S = 0.2
+"""Doubled at each attempt; the fleet sees a death, and tells the scheduler, within the first."""
+
+_CAPACITY_ERRORS: dict[RefusalKind, type[CapacityError]] = {
+    RefusalKind.QUEUE_FULL: QueueFull,
+    RefusalKind.NOT_READY: NotReady,
+    RefusalKind.DEADLINE: DeadlineExceeded,
+}
+
+
+class Placement(Protocol):
+    """The routing deployment, as a door sees it."""
+
+    async def place(self, submission: Submission) -> Decision:
+        """A lease or a refusal, once the scheduler has decided; cancelling it withdraws."""
+
+    def withdraw(self, request_id: str) -> None:
+        """The request, or the lease it got, is no longer wanted."""
+
+
+class Door:
+    """One process's way into the cluster, for any number of requests at once."""
+
+    def __init__(
+        self, placement: Placement, channels: Channels, models: tuple[ModelConfig, ...]
+    ) -> None:
+        self._placement = placement
+        self._channels = channels
+        self._block_size = {model.name: model.cache.block_size for model in models}
+        self._streams: dict[str, TokenStream] = {}
+
+    async def generate(self, request: Request) -> AsyncGenerator[TokenDelta, None]:
+        """The deltas of every choice of `request`, those of one choice in order.
+
+        Closing the generator cancels what is not finished. Raises InvalidRequest or CapacityError
+        when refused, FaultError when the cluster failed it.
+        """
+        salt = tenant_salt(request.tenant)
+        submission = self._submission(request, salt)
+        lost: ShoalError = ShardLost("no shard was tried")
+        for attempt in range(PLACEMENT_ATTEMPTS):
+            lease = await self._lease(submission)
+            async with aclosing(self._serve(Assignment(lease, request, salt))) as deltas:
+                try:
+                    first = await anext(deltas)
+                except (ShardLost, StaleLease) as error:
+                    lost = error
+                else:
+                    yield first
+                    async for delta in deltas:
+                        yield delta
+                    return
+            self._placement.withdraw(request.request_id)
+            await asyncio.sleep(REPLACE_DELAY_S * 2**attempt)
+        raise lost
+
+    def stop(self, request_id: str, choice: int) -> None:
+        """This choice needs no more tokens: the text layer found a stop string."""
+        stream = self._streams.get(request_id)
+        if stream is not None:
+            stream.cancel(choice)
+
+    async def close(self) -> None:
+        """Leave every shard; their sequences of this door are cancelled."""
+        await self._channels.close()
+
+    async def _lease(self, submission: Submission) -> Lease:
+        decision = await self._placement.place(submission)
+        if isinstance(decision, Refusal):
+            raise _refused(decision)
+        return decision
+
+    async def _serve(self, assignment: Assignment) -> AsyncGenerator[TokenDelta, None]:
+        """The deltas of one lease; leaving early tells the shard."""
+        request_id = assignment.request.request_id
+        stream = self._channels.open(assignment)
+        self._streams[request_id] = stream
+        try:
+            async for delta in stream:
+                yield delta
+        finally:
+            del self._streams[request_id]
+            stream.cancel()
+
+    def _submission(self, request: Request, salt: bytes) -> Submission:
+        return Submission(
+            request_id=request.request_id,
+            router="",  # the router signs when it passes the submission on
+            model=request.model,
+            tenant=request.tenant,
+            sla=request.sla,
+            prompt_tokens=len(request.prompt),
+            max_tokens=request.stopping.max_tokens,
+            choices=request.choices,
+            page_hashes=page_hashes(request.prompt, self._block_size[request.model], salt),
+            deadline_s=request.deadline_s,
+        )
+
+
+def _refused(refusal: Refusal) -> ShoalError:
+    if refusal.kind is RefusalKind.NEVER_FITS:
+        return InvalidRequest(refusal.message, param="max_tokens")
+    return _CAPACITY_ERRORS[refusal.kind](refusal.message, refusal.retry_after_s)

@@ -1,0 +1,96 @@
+"""The door: one class that answers HTTP routes and Python callers by the same steps."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from random import Random
+
+from cluster.config import ShoalConfig
+from cluster.messages import FinishReason
+from deployments.admission import Admission, Call, ServedModel
+from deployments.auth import ApiKeys
+from deployments.generation import Piece, TokenSource, Usage, read_pieces
+from deployments.handle import GeneratedChoice, GenerateRequest, Generation, GenerationDelta
+from deployments.merging import merge
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What the gateway is given of the world: the cluster, the clock and chance.
+
+    `ready` tells whether a request would be answered now; `now` is seconds since the epoch.
+    """
+
+    source: TokenSource
+    ready: Callable[[], Awaitable[bool]]
+    now: Callable[[], float]
+    random: Random
+
+
+class Gateway:
+    """Validated calls in, text out. Holds no state of a call beyond the call."""
+
+    def __init__(
+        self, config: ShoalConfig, models: Iterable[ServedModel], keys: ApiKeys, outside: Outside
+    ) -> None:
+        self.config = config
+        self.keys = keys
+        self.outside = outside
+        self.admission = Admission(config, models, outside.random)
+        self.started = int(outside.now())
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Answer at once and whole. Raises ShoalErrors."""
+        call = await self.admission.generate(request)
+        deltas: dict[int, list[GenerationDelta]] = {}
+        async with aclosing(self.pieces(call)) as pieces:
+            async for piece in pieces:
+                deltas.setdefault(piece.choice, []).append(_delta(piece, request))
+        choices = tuple(_choice(deltas[index]) for index in sorted(deltas))
+        return Generation(call.call_id, call.model, choices, usage_of(call))
+
+    async def stream(self, request: GenerateRequest) -> AsyncIterator[GenerationDelta]:
+        """Answer piece by piece; the last delta carries the usage. Raises ShoalErrors."""
+        call = await self.admission.generate(request)
+        unfinished = call.choices
+        async with aclosing(self.pieces(call)) as pieces:
+            async for piece in pieces:
+                unfinished -= piece.finish is not None
+                delta = _delta(piece, request)
+                yield delta if unfinished else replace(delta, usage=usage_of(call))
+
+    def pieces(self, call: Call) -> AsyncGenerator[Piece, None]:
+        """The pieces of all prompts of a call; closing it cancels what still runs."""
+        return merge([self._numbered(call, index) for index in range(len(call.readings))])
+
+    async def _numbered(self, call: Call, prompt: int) -> AsyncGenerator[Piece, None]:
+        """The pieces of one prompt, whose choices count on from those of the prompts before."""
+        before = prompt * call.choices_each
+        reading = call.readings[prompt]
+        async with aclosing(read_pieces(self.outside.source, reading)) as pieces:
+            async for piece in pieces:
+                yield replace(piece, choice=before + piece.choice) if before else piece
+
+
+def usage_of(call: Call) -> Usage:
+    """What the call has used so far."""
+    return sum((reading.usage() for reading in call.readings), Usage())
+
+
+def _delta(piece: Piece, request: GenerateRequest) -> GenerationDelta:
+    tokens = tuple(entry.token for entry in piece.entries)
+    scores = tuple(entry.score for entry in piece.entries)
+    logprobs = None if request.logprobs is None else scores
+    return GenerationDelta(piece.choice, piece.text, tokens, logprobs, piece.finish)
+
+
+def _choice(deltas: list[GenerationDelta]) -> GeneratedChoice:
+    scores = [delta.logprobs for delta in deltas if delta.logprobs is not None]
+    return GeneratedChoice(
+        text="".join(delta.text for delta in deltas),
+        token_ids=tuple(token for delta in deltas for token in delta.token_ids),
+        logprobs=tuple(score for part in scores for score in part) if scores else None,
+        finish_reason=deltas[-1].finish_reason or FinishReason.STOP,
+    )

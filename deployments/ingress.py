@@ -1,0 +1,62 @@
+"""The Gateway as a Serve deployment: where it gets its models, its keys and its door."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from random import SystemRandom
+from typing import Any
+
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from actors.channel import Channels
+from actors.models import ensure_model
+from cluster.config import ShoalConfig
+from cluster.errors import FaultError
+from deployments.admission import ServedModel
+from deployments.auth import ApiKeys
+from deployments.door import Door
+from deployments.gateway import Gateway, Outside
+from deployments.router import RouterHandle
+from deployments.routes import create_app
+
+READY_TIMEOUT_S = 3.0
+
+
+class Ingress(Gateway):
+    """A replica of the Gateway deployment.
+
+    Raises OperatorError as it is built where keys or a model's tokenizer are missing: the
+    deployment then shows the message and takes no request.
+    """
+
+    def __init__(self, config: ShoalConfig, router: DeploymentHandle) -> None:
+        keys = ApiKeys.from_environment(config.gateway.auth, os.environ)
+        models = [ServedModel.load(model, ensure_model(model.source)) for model in config.models]
+        replica = serve.get_replica_context()
+        channels = Channels(replica.app_name, door=replica.replica_id.unique_id)
+        self._router = RouterHandle(router)
+        self._door = Door(self._router, channels, config.models)
+        outside = Outside(
+            source=self._door, ready=self._is_ready, now=time.time, random=SystemRandom()
+        )
+        super().__init__(config, models, keys, outside)
+
+    def __serve_build_asgi_app__(self) -> Any:
+        """The HTTP routes, once the replica stands."""
+        return create_app(self)
+
+    async def __del__(self) -> None:
+        """Serve awaits this as it stops the replica: shards learn at once that we left."""
+        await self._door.close()
+
+    async def _is_ready(self) -> bool:
+        """Whether each model has a living shard."""
+        try:
+            async with asyncio.timeout(READY_TIMEOUT_S):
+                served = await self._router.served_models()
+        except (TimeoutError, FaultError):
+            return False
+        return served >= self.admission.models.keys()

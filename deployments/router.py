@@ -1,0 +1,80 @@
+"""The routing deployment: stateless, many; it signs submissions and speaks to the scheduler.
+
+A door asks any replica and may ask another one when that replica dies: submits are idempotent by
+request id, and the scheduler answers to the router that asked last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from ray import serve
+from ray.exceptions import RayActorError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from actors.placement import SchedulerClient
+from cluster.config import ShoalConfig
+from cluster.errors import ModelNotFound, SchedulerLost
+from cluster.messages import Decision, Submission
+
+HANDLE_ATTEMPTS = 20
+HANDLE_RETRY_S = 0.25
+
+
+class Router:
+    """What runs in a replica of the routing deployment."""
+
+    def __init__(self, config: ShoalConfig) -> None:
+        context = serve.get_replica_context()
+        self._name = context.replica_id.unique_id
+        self._models = frozenset(model.name for model in config.models)
+        self._scheduler = SchedulerClient(self._name, context.app_name)
+
+    async def place(self, submission: Submission) -> Decision:
+        """The scheduler's decision, however long the request queues."""
+        if submission.model not in self._models:
+            raise ModelNotFound(f"no model {submission.model!r}")
+        return await self._scheduler.place(replace(submission, router=self._name))
+
+    async def withdraw(self, request_id: str) -> None:
+        """The request, or the lease it got, is no longer wanted."""
+        await self._scheduler.withdraw(request_id)
+
+    async def served_models(self) -> frozenset[str]:
+        """The models that have a living shard at this moment."""
+        stats = await self._scheduler.stats()
+        return frozenset(shard.model for shard in stats.shards)
+
+
+class RouterHandle:
+    """The routing deployment as doors call it: another replica is asked when one dies."""
+
+    def __init__(self, handle: DeploymentHandle) -> None:
+        self._handle = handle
+
+    async def place(self, submission: Submission) -> Decision:
+        """See `Router.place`; cancelling the wait withdraws the request."""
+        for _ in range(HANDLE_ATTEMPTS):
+            response = self._handle.place.remote(submission)
+            try:
+                decision: Decision = await response
+            except (RayActorError, RayServeException):
+                await asyncio.sleep(HANDLE_RETRY_S)
+            except asyncio.CancelledError:
+                response.cancel()
+                self.withdraw(submission.request_id)
+                raise
+            else:
+                return decision
+        raise SchedulerLost("no router answered")
+
+    def withdraw(self, request_id: str) -> None:
+        """Say so and do not wait."""
+        self._handle.withdraw.remote(request_id)
+
+    async def served_models(self) -> frozenset[str]:
+        """See `Router.served_models`."""
+        models: frozenset[str] = await self._handle.served_models.remote()
+        return models

@@ -1,0 +1,207 @@
+"""The HTTP routes of a gateway, as a FastAPI application."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
+from http import HTTPStatus
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from cluster.errors import InvalidRequest, ShoalError
+from deployments.admission import Call
+from deployments.body_limit import BodyLimit, too_large
+from deployments.doorkeeper import TENANT, Doorkeeper
+from deployments.faults import error_body, error_response, fault_response, refuse, verdict
+from deployments.gateway import Gateway, usage_of
+from deployments.openai import ApiRequest, ChatRequest, CompletionRequest
+from deployments.responses import (
+    ChatFormat,
+    CompletionFormat,
+    Envelope,
+    Format,
+    compact,
+    model_card,
+)
+from deployments.schemas import ChatCompletion, Completion, FaultBody, ModelCard, ModelList
+from deployments.sse import DONE, EventStream
+
+CLIENT_CLOSED_REQUEST = 499
+FAULTS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": FaultBody, "description": "The caller must change something."},
+    "5XX": {"model": FaultBody, "description": "The server cannot answer."},
+}
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+
+def create_app(gateway: Gateway) -> FastAPI:
+    """The application, complete: routes, keys, limits, and OpenAI's bodies for all errors."""
+    app = FastAPI(
+        title="Shoal",
+        description="An OpenAI-compatible API over a shoal of KV-cache shards.",
+        redoc_url=None,
+        responses=FAULTS,
+    )
+    app.add_middleware(BodyLimit, max_bytes=gateway.config.gateway.max_body_bytes)
+    app.add_middleware(Doorkeeper, keys=gateway.keys)
+    _add_error_handlers(app)
+    _add_operations(app, gateway)
+    _add_models(app, gateway)
+    _add_generation(app, gateway)
+    return app
+
+
+def _add_operations(app: FastAPI, gateway: Gateway) -> None:
+    @app.get("/health", summary="Alive")
+    async def health() -> dict[str, str]:
+        return {"status": "alive"}
+
+    @app.get("/ready", summary="Would answer a request now")
+    async def ready() -> Response:
+        answers = await gateway.outside.ready()
+        body = compact({"status": "ready" if answers else "not ready"})
+        status = HTTPStatus.OK if answers else HTTPStatus.SERVICE_UNAVAILABLE
+        return Response(body, status, media_type="application/json")
+
+
+def _add_models(app: FastAPI, gateway: Gateway) -> None:
+    @app.get("/v1/models", summary="The models served")
+    async def models() -> ModelList:
+        cards = [model_card(name, gateway.started) for name in gateway.admission.models]
+        return {"object": "list", "data": cards}
+
+    # Names of models may hold slashes.
+    @app.get("/v1/models/{name:path}", summary="One model")
+    async def model(name: str) -> ModelCard:
+        return model_card(gateway.admission.model(name).name, gateway.started)
+
+
+def _add_generation(app: FastAPI, gateway: Gateway) -> None:
+    @app.post("/v1/chat/completions", responses=_answers(ChatCompletion))
+    async def chat_completions(body: ChatRequest, request: Request) -> Response:
+        call = await gateway.admission.chat(body, request.scope[TENANT])
+        text = gateway.admission.model(call.model).text
+        form = ChatFormat(text, logprobs=body.logprobs)
+        return await _answer(gateway, body, call, form, request)
+
+    @app.post("/v1/completions", responses=_answers(Completion))
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        call = await gateway.admission.complete(body, request.scope[TENANT])
+        text = gateway.admission.model(call.model).text
+        form = CompletionFormat(text, logprobs=body.logprobs is not None)
+        return await _answer(gateway, body, call, form, request)
+
+
+def _answers(model: type) -> dict[int | str, dict[str, Any]]:
+    events = {"text/event-stream": {"schema": {"type": "string"}}}
+    return {200: {"model": model, "content": events, "description": "Whole, or a stream."}}
+
+
+async def _answer(
+    gateway: Gateway, body: ApiRequest, call: Call, form: Format, request: Request
+) -> Response:
+    created = int(gateway.outside.now())
+    envelope = Envelope(call.call_id, created, call.model, form, streams_usage=body.streams_usage)
+    if body.stream:
+        events = _events(gateway, body, call, envelope)
+        # Waiting for the first event lets a refusal still have its own status.
+        first = await _unless_gone(request, _first(events))
+        return _gone() if first is None else EventStream(first, events)
+    whole = await _unless_gone(request, _whole(gateway, call, envelope))
+    return _gone() if whole is None else Response(whole, media_type="application/json")
+
+
+async def _events(
+    gateway: Gateway, body: ApiRequest, call: Call, envelope: Envelope
+) -> AsyncGenerator[bytes, None]:
+    async with aclosing(gateway.pieces(call)) as pieces:
+        async for piece in pieces:
+            event = envelope.event(piece)
+            if event:
+                yield event
+    if body.streams_usage:
+        yield envelope.usage_event(usage_of(call))
+    yield DONE
+
+
+async def _first(events: AsyncGenerator[bytes, None]) -> bytes:
+    return await anext(events)
+
+
+async def _whole(gateway: Gateway, call: Call, envelope: Envelope) -> bytes:
+    async with aclosing(gateway.pieces(call)) as pieces:
+        known = [piece async for piece in pieces]
+    return compact(envelope.whole(known, usage_of(call)))
+
+
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of `work`; None, and `work` cancelled, when the client leaves before."""
+    working = asyncio.create_task(work)
+    leaving = asyncio.create_task(_disconnected(request))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        unfinished = {task for task in (working, leaving) if task.cancel()}
+        if unfinished:
+            await asyncio.wait(unfinished)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        continue
+
+
+def _gone() -> Response:
+    """Nobody reads it; access logs do."""
+    return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    app.add_exception_handler(ShoalError, _on_shoal_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid_body)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(Exception, _on_bug)
+
+
+async def _on_shoal_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ShoalError)
+    if verdict(error).status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        logger.warning("%s %s: %s", request.method, request.url.path, error)
+    return fault_response(error)
+
+
+async def _on_invalid_body(request: Request, error: Exception) -> Response:
+    """What FastAPI finds by itself: a body that is missing or no JSON."""
+    assert isinstance(error, RequestValidationError)
+    problem = error.errors()[0]
+    if problem["type"] == "json_invalid":
+        reason = f"the body is not valid JSON: {problem['ctx']['error']} at {problem['loc'][-1]}"
+        return fault_response(InvalidRequest(reason))
+    if tuple(problem["loc"]) == ("body",):
+        return fault_response(InvalidRequest("the body is missing"))
+    return fault_response(refuse([problem]))
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+        return fault_response(too_large())
+    kind = "invalid_request_error"
+    message = f"{error.detail}: {request.method} {request.url.path}"
+    return error_response(error.status_code, error_body(message, kind), error.headers)
+
+
+async def _on_bug(request: Request, error: Exception) -> Response:
+    """The server logs the traceback itself; the client learns only that it is not to blame."""
+    return error_response(
+        500, error_body("the server failed", "server_error", None, "internal_error")
+    )

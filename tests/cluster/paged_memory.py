@@ -1,0 +1,138 @@
+"""A model of the device for planner tests: pages that hold what was written, and a toy model.
+
+The toy model's next token depends on every token before it and on the choice, so output is right
+only if nothing was lost, repeated or mixed up. A slot of a page holds the tenant and the whole
+prefix that its KV would depend on, so reading a page of another, or a stale one, is noticed.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+from cluster.messages import (
+    Assignment,
+    FinishReason,
+    Lease,
+    Reason,
+    Request,
+    Sampling,
+    ShardRef,
+    Stopping,
+    TokenLogprob,
+)
+from cluster.steps import Chunk, PageCopy, StepPlan, StepResult
+
+VOCABULARY = 5
+
+Prefix = tuple[int, ...]
+Held = tuple[str, Prefix]
+"""What a slot holds: whose it is and all the tokens that its KV depends on."""
+
+
+class PagedMemory:
+    """Runs step plans. Copies are done in order, or all read before any is written."""
+
+    def __init__(self, block_size: int, gather_copies: bool = False) -> None:
+        self._block_size = block_size
+        self._gather_copies = gather_copies
+        self._slots: dict[tuple[int, int], Held] = {}
+
+    def compute(self, plan: StepPlan) -> StepResult:
+        """Copy, then write all chunks' KV, then read it as attention does."""
+        self._copy(plan.copies)
+        for chunk in plan.chunks:
+            for position in range(chunk.start, chunk.start + chunk.count):
+                self._slots[self._slot(chunk, position)] = _held(chunk, position)
+        for chunk in plan.chunks:
+            for position in range(chunk.start + chunk.count):
+                held = self._slots.get(self._slot(chunk, position))
+                assert held == _held(chunk, position), (chunk, position, held)
+        return StepResult(
+            tuple(_sample(chunk) for chunk in plan.chunks if chunk.samples),
+            tuple(_scores(chunk) for chunk in plan.chunks if chunk.score_prompt),
+        )
+
+    def _copy(self, copies: tuple[PageCopy, ...]) -> None:
+        assert len({copy.target for copy in copies}) == len(copies)
+        batches = [copies] if self._gather_copies else [(copy,) for copy in copies]
+        for batch in batches:
+            read = [(copy.target, self._page(copy.source)) for copy in batch]
+            for target, page in read:
+                self._slots.update({(target, offset): held for offset, held in page.items()})
+
+    def _page(self, page: int) -> dict[int, Held]:
+        slots = ((offset, self._slots.get((page, offset))) for offset in range(self._block_size))
+        return {offset: held for offset, held in slots if held is not None}
+
+    def _slot(self, chunk: Chunk, position: int) -> tuple[int, int]:
+        page = chunk.sequence.blocks[position // self._block_size]
+        return page, position % self._block_size
+
+
+def next_token(tokens: Prefix, choice: int) -> int:
+    digest = blake2b(repr((tokens, choice)).encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little") % VOCABULARY
+
+
+def alone(request: Request, choice: int, max_model_len: int) -> tuple[Prefix, FinishReason]:
+    """The output of one choice, computed by itself without any batching."""
+    stopping = request.stopping
+    output: Prefix = ()
+    while len(output) < stopping.max_tokens:
+        output += (next_token(request.prompt + output, choice),)
+        if output[-1] in stopping.stop_token_ids:
+            return output, FinishReason.STOP
+        if len(request.prompt) + len(output) >= max_model_len:
+            break
+    return output, FinishReason.LENGTH
+
+
+def prompt_scores(prompt: Prefix) -> tuple[TokenLogprob | None, ...]:
+    return None, *(_score(prompt[: position + 1]) for position in range(1, len(prompt)))
+
+
+def assignment(
+    request_id: str,
+    prompt: Prefix,
+    max_tokens: int = 4,
+    choices: int = 1,
+    stop: Prefix = (),
+    prompt_logprobs: int | None = None,
+    logprobs: int | None = None,
+    salt: bytes = b"tenant",
+) -> Assignment:
+    request = Request(
+        request_id=request_id,
+        model="toy",
+        tenant=salt.decode(),
+        sla="P1",
+        prompt=prompt,
+        sampling=Sampling(prompt_logprobs=prompt_logprobs, logprobs=logprobs),
+        stopping=Stopping(max_tokens=max_tokens, stop_token_ids=stop),
+        choices=choices,
+    )
+    shard = ShardRef("toy-0", "toy", "shard:toy-0", "first")
+    return Assignment(Lease(request_id, 1, shard, 0, Reason(0.0, ())), request, salt)
+
+
+def _held(chunk: Chunk, position: int) -> Held:
+    return chunk.sequence.request.tenant, _prefix(chunk, position)
+
+
+def _prefix(chunk: Chunk, position: int) -> Prefix:
+    return tuple(chunk.sequence.tokens[: position + 1])
+
+
+def _sample(chunk: Chunk) -> TokenLogprob:
+    known = tuple(chunk.sequence.tokens)
+    assert chunk.start + chunk.count == len(known)
+    return TokenLogprob(next_token(known, chunk.sequence.choice), -1.0)
+
+
+def _scores(chunk: Chunk) -> tuple[TokenLogprob, ...]:
+    last = min(chunk.start + chunk.count, chunk.sequence.prompt_len - 1)
+    return tuple(_score(_prefix(chunk, at)) for at in range(chunk.start + 1, last + 1))
+
+
+def _score(tokens: Prefix) -> TokenLogprob:
+    return TokenLogprob(tokens[-1], -float(next_token(tokens, 0)))

@@ -1,0 +1,191 @@
+"""Random histories of a batcher: whatever happened, output is what it would have been alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    rule,
+)
+
+from cluster.batching import Batcher
+from cluster.blocks import BlockPool
+from cluster.config import BatchingConfig
+from cluster.messages import FinishReason, Request, TokenDelta
+from tests.cluster.paged_memory import PagedMemory, alone, assignment, prompt_scores
+
+Arrival = dict[str, Any]
+
+arrivals: st.SearchStrategy[Arrival] = st.fixed_dictionaries(
+    {
+        "prompt": st.one_of(
+            st.lists(st.integers(0, 1), min_size=1, max_size=12).map(tuple),
+            st.integers(1, 12).map(lambda length: (7,) * length),
+        ),
+        "max_tokens": st.sampled_from([0, 1, 4, 12, 20]),
+        "choices": st.sampled_from([1, 1, 2, 4]),
+        "stop": st.sampled_from([(), (), (0,), (1, 2)]),
+        "prompt_logprobs": st.sampled_from([None, 0]),
+        "salt": st.sampled_from([b"a", b"a", b"b"]),
+    }
+)
+
+
+@dataclass
+class Told:
+    """What the door heard of one choice."""
+
+    tokens: tuple[int, ...] = ()
+    finish: FinishReason | None = None
+    cancelled: bool = False
+    deltas: list[TokenDelta] = field(default_factory=list)
+
+
+class BatcherHistories(RuleBasedStateMachine):
+    """Arrivals, cancels and steps in any order, on pools that are nearly always too small."""
+
+    ids = Bundle("ids")
+
+    @initialize(
+        block_size=st.integers(1, 4),
+        spare_pages=st.integers(0, 3),
+        max_model_len=st.integers(13, 24),
+        max_num_seqs=st.sampled_from([6, 5, 3, 1]),
+        max_batch_tokens=st.sampled_from([8, 5, 3, 16, 1]),
+        prefix_caching=st.booleans(),
+        gather_copies=st.booleans(),
+    )
+    def start(
+        self,
+        block_size: int,
+        spare_pages: int,
+        max_model_len: int,
+        max_num_seqs: int,
+        max_batch_tokens: int,
+        prefix_caching: bool,
+        gather_copies: bool,
+    ) -> None:
+        pages = -(-max_model_len // block_size) + spare_pages
+        self.pool = BlockPool(pages, block_size, prefix_caching)
+        self.config = BatchingConfig(max_num_seqs=max_num_seqs, max_batch_tokens=max_batch_tokens)
+        self.batcher = Batcher(self.pool, self.config, max_model_len)
+        self.memory = PagedMemory(block_size, gather_copies)
+        self.max_model_len = max_model_len
+        self.requests: dict[str, Request] = {}
+        self.told: dict[tuple[str, int], Told] = {}
+        self.started: list[str] = []
+        self.ended: list[str] = []
+
+    @rule(target=ids, burst=st.lists(arrivals, min_size=1, max_size=5))
+    def admit(self, burst: list[Arrival]) -> object:
+        return multiple(*[self._admit(arrival) for arrival in burst])
+
+    @rule(request_id=consumes(ids))
+    def cancel(self, request_id: str) -> None:
+        self._cancel(request_id, None)
+
+    @rule(target=ids, request_id=consumes(ids), choice=st.integers(0, 3))
+    def cancel_choice(self, request_id: str, choice: int) -> object:
+        self._cancel(request_id, choice)
+        return multiple(request_id)
+
+    @rule(steps=st.integers(1, 12))
+    def step(self, steps: int) -> None:
+        for _ in range(steps):
+            self._step(None)
+
+    @rule(request_id=consumes(ids), choice=st.one_of(st.none(), st.integers(0, 3)))
+    def step_with_a_cancel_midway(self, request_id: str, choice: int | None) -> None:
+        self._step((request_id, choice))
+
+    @invariant()
+    def books_balance(self) -> None:
+        if hasattr(self, "batcher"):
+            self.batcher.verify()
+            stats = self.pool.stats()
+            assert stats.used + stats.cached + stats.free == stats.total
+
+    def teardown(self) -> None:
+        if not hasattr(self, "batcher"):
+            return
+        while self.batcher.has_work:
+            self._step(None)
+            self.batcher.verify()
+        self._drain()
+        assert self.batcher.plan() is None
+        assert self.pool.stats().used == 0
+        assert sorted(self.ended) == sorted(self.requests)
+        for (request_id, choice), told in self.told.items():
+            self._check_output(self.requests[request_id], choice, told)
+
+    def _admit(self, arrival: Arrival) -> str:
+        request_id = f"r{len(self.requests)}"
+        told = assignment(request_id, **arrival)
+        self.batcher.admit(told)
+        self.requests[request_id] = told.request
+        choices = range(told.request.choices)
+        self.told.update({(request_id, choice): Told() for choice in choices})
+        return request_id
+
+    def _cancel(self, request_id: str, choice: int | None) -> None:
+        self.batcher.cancel(request_id, choice)
+        for (other, at), told in self.told.items():
+            if other == request_id and choice in (None, at):
+                told.cancelled = True
+
+    def _step(self, cancel_midway: tuple[str, int | None] | None) -> None:
+        busy = self.batcher.has_work
+        plan = self.batcher.plan()
+        assert (plan is not None) == busy
+        if plan is None:
+            return
+        assert 0 < plan.token_count <= self.config.max_batch_tokens
+        assert len(plan.chunks) <= self.config.max_num_seqs
+        result = self.memory.compute(plan)
+        if cancel_midway is not None:
+            self._cancel(*cancel_midway)
+        for delta in self.batcher.settle(plan, result):
+            self._hear(delta)
+        self._drain()
+
+    def _drain(self) -> None:
+        progress = self.batcher.drain_progress()
+        self.started += progress.started
+        self.ended += progress.ended
+
+    def _hear(self, delta: TokenDelta) -> None:
+        told = self.told[delta.request_id, delta.choice]
+        assert told.finish is None
+        assert not told.cancelled
+        told.tokens += delta.tokens
+        told.finish = delta.finish
+        told.deltas.append(delta)
+
+    def _check_output(self, request: Request, choice: int, told: Told) -> None:
+        tokens, finish = alone(request, choice, self.max_model_len)
+        if told.finish is None:
+            assert told.cancelled
+            assert told.tokens == tokens[: len(told.tokens)]
+        else:
+            assert (told.tokens, told.finish) == (tokens, finish)
+        assert (request.request_id in self.started) or not told.deltas
+        wanted = request.sampling.prompt_logprobs is not None and choice == 0
+        scored = [delta.prompt_logprobs for delta in told.deltas if delta.prompt_logprobs]
+        expected = [prompt_scores(request.prompt)] if wanted and told.deltas else []
+        assert scored == expected
+        assert all(not delta.prompt_logprobs for delta in told.deltas[1:])
+
+
+TestBatcherHistories = BatcherHistories.TestCase
+TestBatcherHistories.settings = settings(
+    max_examples=400, stateful_step_count=40, deadline=None, derandomize=True
+)

@@ -1,0 +1,84 @@
+"""A gateway over a scripted source, and a client that speaks to it in process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+
+from cluster.config import ModelConfig, parse_config
+from cluster.messages import Request
+from deployments.admission import ServedModel
+from deployments.auth import ApiKeys
+from deployments.gateway import Gateway, Outside
+from deployments.text import ModelText
+from tests.deployments.scripted import Script, ScriptedTokens
+
+MODEL = "shoal/tiny"
+NOW = 1_700_000_000
+CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Where?"}]}
+COMPLETION: dict[str, Any] = {"model": MODEL, "prompt": "One fish,"}
+
+
+def make_gateway(
+    folder: Path, source: ScriptedTokens, keys: ApiKeys | None = None, **config: Any
+) -> Gateway:
+    """`config` is what would stand under `args` in the configuration file."""
+
+    async def ready() -> bool:
+        return source.before_hold is None
+
+    model = ServedModel.load(ModelConfig(name=MODEL), folder)
+    outside = Outside(source, ready, now=lambda: NOW + 0.5, random=Random(7))
+    return Gateway(parse_config(config), [model], keys or ApiKeys({}), outside)
+
+
+@dataclass
+class World:
+    """All there is in a test."""
+
+    gateway: Gateway
+    source: ScriptedTokens
+    client: httpx.AsyncClient
+    text: ModelText
+
+    def says(self, script: Script) -> None:
+        self.source.script = script
+
+    @property
+    def asked(self) -> Request:
+        return self.source.requests[-1]
+
+    async def chat(self, **fields: Any) -> httpx.Response:
+        return await self._post("/v1/chat/completions", {**CHAT, **fields})
+
+    async def complete(self, **fields: Any) -> httpx.Response:
+        return await self._post("/v1/completions", {**COMPLETION, **fields})
+
+    async def _post(self, path: str, body: Any) -> httpx.Response:
+        """In ASCII, which can spell text that UTF-8 cannot encode."""
+        headers = {"content-type": "application/json"}
+        return await self.client.post(path, content=json.dumps(body), headers=headers)
+
+
+def read_events(response: httpx.Response) -> list[Any]:
+    """The chunks of a stream that ends as it should."""
+    assert response.headers["content-type"].startswith("text/event-stream")
+    lines = [event.removeprefix("data: ") for event in response.text.split("\n\n") if event]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def contents(chunks: Sequence[Any], choice: int = 0) -> list[str]:
+    """The texts of the chunks of one choice of a chat."""
+    return [
+        part["delta"].get("content", "")
+        for chunk in chunks
+        for part in chunk["choices"]
+        if part["index"] == choice
+    ]
