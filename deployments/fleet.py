@@ -38,7 +38,9 @@ class FleetDeployment:
         try:
             self._fleet.scale(parse_settings(user_config).shards)
         except ModelNotFound as error:
-            raise ConfigError(f"user_config.shards: {error.message}", "user_config.shards") from None
+            raise ConfigError(
+                f"user_config.shards: {error.message}", "user_config.shards"
+            ) from None
 
     def check_health(self) -> None:
         """Healthy is who looks after the shards, whatever the shards do. Raises FaultError."""

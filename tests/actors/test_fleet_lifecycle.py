@@ -42,7 +42,9 @@ def test_a_move_is_in_the_table_or_refused(state: State, event: Event) -> None:
 def test_each_loss_in_a_row_doubles_the_wait_for_the_next_life() -> None:
     waits, shard = [], member(State.DEAD)
     for _ in range(6):
-        shard = advance(advance(shard, Event.CREATED, 0.0, "", BACKOFF), Event.LOST, 0.0, "", BACKOFF)
+        shard = advance(
+            advance(shard, Event.CREATED, 0.0, "", BACKOFF), Event.LOST, 0.0, "", BACKOFF
+        )
         waits.append(shard.retry_at)
     assert waits == [0.0, 1.0, 2.0, 4.0, 8.0, 8.0]
 
