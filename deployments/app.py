@@ -8,7 +8,7 @@ from ray import serve
 from ray.serve import Application
 
 from cluster.config import ShoalConfig, parse_config
-from deployments.fleet import FleetDeployment
+from deployments.fleet import fleet_deployment
 from deployments.ingress import Ingress
 from deployments.router import Router
 
@@ -26,31 +26,25 @@ def build(args: dict[str, Any]) -> Application:
 
 
 def _fleet(config: ShoalConfig) -> Application:
-    """Exactly one replica: the owner of scheduler and shards must stop before its next starts."""
-    deployment = serve.deployment(FleetDeployment).options(
-        name="Fleet",
-        num_replicas=1,
-        ray_actor_options=NO_CPU,
-        user_config={"shards": {model.name: model.shards for model in config.models}},
-    )
-    return deployment.bind(config)
+    shards = {model.name: model.shards for model in config.models}
+    return fleet_deployment.options(user_config={"shards": shards}).bind(config)
 
 
-def _router(config: ShoalConfig) -> Application:
+def _router(config: ShoalConfig, fleet: Application) -> Application:
     deployment = serve.deployment(Router).options(
         name="Router",
         num_replicas=config.router.replicas,
         max_ongoing_requests=config.router.max_ongoing_requests,
         ray_actor_options=NO_CPU,
     )
-    return deployment.bind(config)
+    return deployment.bind(config, fleet)
 
 
-def _gateway(config: ShoalConfig, router: Application, fleet: Application) -> Application:
-    deployment = serve.deployment(Ingress).options(
+def _gateway(config: ShoalConfig, router: Application) -> Application:
+    deployment = serve.deployment(serve.ingress()(Ingress)).options(
         name="Gateway",
         num_replicas=config.gateway.replicas,
         max_ongoing_requests=config.gateway.max_ongoing_requests,
         ray_actor_options=NO_CPU,
     )
-    return deployment.bind(config, router, fleet)
+    return deployment.bind(config, router)

@@ -26,8 +26,8 @@ class FleetSettings(Frozen):
 class FleetDeployment:
     """Exactly one replica, which owns the scheduler and the shards; no request passes it."""
 
-    def __init__(self, config: ShoalConfig, namespace: str) -> None:
-        self._fleet = Fleet(config, namespace)
+    def __init__(self, config: ShoalConfig) -> None:
+        self._fleet = Fleet(config, namespace=serve.get_replica_context().app_name)
         self._fleet.start()
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
@@ -78,4 +78,4 @@ fleet_deployment = serve.deployment(
     max_ongoing_requests=1000,
     ray_actor_options={"num_cpus": 0},
 )
-"""Bind it with a ShoalConfig and the namespace its actors shall be found in."""
+"""Bind it with a ShoalConfig; its actors are found in a namespace called as the application."""

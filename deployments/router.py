@@ -26,11 +26,12 @@ HANDLE_RETRY_S = 0.25
 class Router:
     """What runs in a replica of the routing deployment."""
 
-    def __init__(self, config: ShoalConfig) -> None:
+    def __init__(self, config: ShoalConfig, fleet: DeploymentHandle) -> None:
         context = serve.get_replica_context()
         self._name = context.replica_id.unique_id
         self._models = frozenset(model.name for model in config.models)
         self._scheduler = SchedulerClient(self._name, context.app_name)
+        self._fleet = fleet
 
     async def place(self, submission: Submission) -> Decision:
         """The scheduler's decision, however long the request queues."""
