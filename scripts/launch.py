@@ -92,7 +92,7 @@ def require_free(port: int) -> None:
         socket.create_server(("", port)).close()
     except OSError as error:
         raise LaunchFailed(
-            f"port {port} cannot be used for the API ({error.strerror})."
+            f"port {port} cannot be used for the API ({os.strerror(error.errno or 0)})."
             f" Choose another: make serve PORT={free_port()}"
         ) from error
 
