@@ -20,11 +20,12 @@ from deployments.merging import merge
 class Outside:
     """What the gateway is given of the world: the cluster, the clock and chance.
 
-    `ready` tells whether a request would be answered now; `now` is seconds since the epoch.
+    `obstacles` says in words what keeps requests from being answered now, and nothing when they
+    would be; `now` is seconds since the epoch.
     """
 
     source: TokenSource
-    ready: Callable[[], Awaitable[bool]]
+    obstacles: Callable[[], Awaitable[tuple[str, ...]]]
     now: Callable[[], float]
     random: Random
 

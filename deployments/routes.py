@@ -15,7 +15,7 @@ from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from cluster.errors import InvalidRequest, ShoalError
+from cluster.errors import InvalidRequest, NotReady, ShoalError
 from deployments.admission import Call
 from deployments.body_limit import BodyLimit, too_large
 from deployments.doorkeeper import TENANT, Doorkeeper
@@ -69,11 +69,11 @@ def _add_operations(app: FastAPI, gateway: Gateway) -> None:
         return {"status": "alive"}
 
     @app.get("/ready", summary="Would answer a request now")
-    async def ready() -> Response:
-        answers = await gateway.outside.ready()
-        body = compact({"status": "ready" if answers else "not ready"})
-        status = HTTPStatus.OK if answers else HTTPStatus.SERVICE_UNAVAILABLE
-        return Response(body, status, media_type="application/json")
+    async def ready() -> dict[str, str]:
+        obstacles = await gateway.outside.obstacles()
+        if obstacles:
+            raise NotReady("; ".join(obstacles), retry_after_s=1.0)
+        return {"status": "ready"}
 
 
 def _add_models(app: FastAPI, gateway: Gateway) -> None:

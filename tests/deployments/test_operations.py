@@ -13,7 +13,9 @@ async def test_health_is_about_being_alive(world: World) -> None:
 async def test_ready_is_about_answering_now(world: World) -> None:
     assert (await world.client.get("/ready")).status_code == 200
     world.source.before_hold = 0
-    assert (await world.client.get("/ready")).status_code == 503
+    refused = await world.client.get("/ready")
+    assert refused.status_code == 503
+    assert refused.json()["error"]["message"] == "the source holds back"
 
 
 async def test_models_are_listed(world: World) -> None:
