@@ -314,3 +314,11 @@ class SchedulerStats:
     refused: int = 0
     withdrawn: int = 0
     indexed_pages: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStats:
+    """The books of the scheduler, and of those shards that it knows and that answered."""
+
+    scheduler: SchedulerStats
+    shards: tuple[ShardStats, ...]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from cluster.config import ShoalConfig
-from cluster.messages import FinishReason
+from cluster.messages import ClusterStats, FinishReason
 from deployments.admission import Admission, Call, ServedModel
 from deployments.auth import ApiKeys
 from deployments.generation import Piece, TokenSource, Usage, read_pieces
@@ -21,11 +21,12 @@ class Outside:
     """What the gateway is given of the world: the cluster, the clock and chance.
 
     `obstacles` says in words what keeps requests from being answered now, and nothing when they
-    would be; `now` is seconds since the epoch.
+    would be; `stats` reads the cluster's books; `now` is seconds since the epoch.
     """
 
     source: TokenSource
     obstacles: Callable[[], Awaitable[tuple[str, ...]]]
+    stats: Callable[[], Awaitable[ClusterStats]]
     now: Callable[[], float]
     random: Random
 

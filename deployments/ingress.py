@@ -38,7 +38,9 @@ class Ingress(Gateway):
         channels = Channels(replica.app_name, door=replica.replica_id.unique_id)
         self._router = RouterHandle(router)
         self._door = Door(self._router, channels, config.models)
-        outside = Outside(self._door, self._obstacles, now=time.time, random=SystemRandom())
+        outside = Outside(
+            self._door, self._obstacles, self._router.stats, now=time.time, random=SystemRandom()
+        )
         super().__init__(config, models, keys, outside)
 
     def __serve_build_asgi_app__(self) -> Any:

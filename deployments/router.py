@@ -15,11 +15,13 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from actors.fleet import FleetStatus
+from actors.naming import ActorAddress
 from actors.placement import SchedulerClient
 from cluster.config import ShoalConfig
-from cluster.errors import ModelNotFound, SchedulerLost
-from cluster.messages import Decision, Submission
+from cluster.errors import ModelNotFound, NotReady, SchedulerLost
+from cluster.messages import ClusterStats, Decision, ShardRef, ShardStats, Submission
 
+STATS_TIMEOUT_S = 2.0
 HANDLE_ATTEMPTS = 20
 HANDLE_RETRY_S = 0.25
 
@@ -31,7 +33,8 @@ class Router:
         context = serve.get_replica_context()
         self._name = context.replica_id.unique_id
         self._models = frozenset(model.name for model in config.models)
-        self._scheduler = SchedulerClient(self._name, context.app_name)
+        self._namespace = context.app_name
+        self._scheduler = SchedulerClient(self._name, self._namespace)
         self._fleet = fleet
 
     async def place(self, submission: Submission) -> Decision:
@@ -43,6 +46,21 @@ class Router:
     async def withdraw(self, request_id: str) -> None:
         """The request, or the lease it got, is no longer wanted."""
         await self._scheduler.withdraw(request_id)
+
+    async def stats(self) -> ClusterStats:
+        """The cluster's books; a shard that is out of reach is left out."""
+        scheduler = await self._scheduler.stats()
+        answers = await asyncio.gather(*map(self._shard_stats, scheduler.shards))
+        return ClusterStats(scheduler, tuple(stats for stats in answers if stats is not None))
+
+    async def _shard_stats(self, shard: ShardRef) -> ShardStats | None:
+        try:
+            async with asyncio.timeout(STATS_TIMEOUT_S):
+                handle = await ActorAddress(shard.actor, self._namespace).look_up()
+                stats: ShardStats = await handle.stats.remote()
+        except (RayActorError, NotReady, TimeoutError):
+            return None
+        return stats
 
     async def obstacles(self) -> tuple[str, ...]:
         """For each model without a living shard, what its shards are about."""
@@ -79,6 +97,11 @@ class RouterHandle:
     def withdraw(self, request_id: str) -> None:
         """Say so and do not wait."""
         self._handle.withdraw.remote(request_id)
+
+    async def stats(self) -> ClusterStats:
+        """See `Router.stats`."""
+        stats: ClusterStats = await self._handle.stats.remote()
+        return stats
 
     async def obstacles(self) -> tuple[str, ...]:
         """See `Router.obstacles`."""

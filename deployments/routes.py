@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
+from dataclasses import asdict
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -74,6 +75,10 @@ def _add_operations(app: FastAPI, gateway: Gateway) -> None:
         if obstacles:
             raise NotReady("; ".join(obstacles), retry_after_s=1.0)
         return {"status": "ready"}
+
+    @app.get("/admin/stats", summary="The books of the scheduler and of every shard")
+    async def stats() -> dict[str, Any]:
+        return asdict(await gateway.outside.stats())
 
 
 def _add_models(app: FastAPI, gateway: Gateway) -> None:

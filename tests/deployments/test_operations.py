@@ -18,6 +18,12 @@ async def test_ready_is_about_answering_now(world: World) -> None:
     assert refused.json()["error"]["message"] == "the source holds back"
 
 
+async def test_the_books_are_open_to_those_with_a_key(world: World) -> None:
+    books = (await world.client.get("/admin/stats")).json()
+    assert books["scheduler"]["epoch"] == 7
+    assert books["shards"] == []
+
+
 async def test_models_are_listed(world: World) -> None:
     card = {"id": MODEL, "object": "model", "created": NOW, "owned_by": "shoal"}
     assert (await world.client.get("/v1/models")).json() == {"object": "list", "data": [card]}
@@ -31,6 +37,7 @@ async def test_the_api_is_documented(world: World) -> None:
     assert set(paths) == {
         "/health",
         "/ready",
+        "/admin/stats",
         "/v1/models",
         "/v1/models/{name}",
         "/v1/chat/completions",
