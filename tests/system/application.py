@@ -1,0 +1,121 @@
+"""The whole application on a local Ray that the test owns, and how tests look into it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import ray
+from openai import AsyncOpenAI
+from ray import serve
+
+from actors.naming import SCHEDULER, shard_name
+from cluster.messages import ShardStats
+from deployments.app import build
+from tests.actors.living import pid_of, until
+
+NAME = "shoal"
+MODEL = "tiny"
+KEY = "sk-test"
+
+
+@dataclass(frozen=True)
+class Application:
+    """A running application at `url`."""
+
+    url: str
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[AsyncOpenAI]:
+        async with AsyncOpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0) as client:
+            yield client
+
+    def http(self) -> httpx.AsyncClient:
+        headers = {"Authorization": f"Bearer {KEY}"}
+        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=60)
+
+    def actor(self, name: str) -> Any:
+        return ray.get_actor(name, NAME)
+
+    def shard(self, index: int) -> Any:
+        return self.actor(shard_name(MODEL, index))
+
+    async def shard_stats(self, shards: int = 2) -> list[ShardStats]:
+        return [await self.shard(index).stats.remote() for index in range(shards)]
+
+    async def is_idle(self) -> bool:
+        """Whether no shard holds a page for a living sequence."""
+        return all(stats.used_pages == 0 for stats in await self.shard_stats())
+
+    async def kill(self, name: str) -> None:
+        """SIGKILL the process of an actor, and return once Ray has another under its name."""
+        actor = self.actor(name)
+        before = await pid_of(actor)
+        os.kill(before, signal.SIGKILL)
+
+        async def replaced() -> bool:
+            try:
+                return await pid_of(self.actor(name)) != before
+            except (ValueError, ray.exceptions.RayActorError):
+                return False
+
+        await until(replaced)
+
+    async def verify(self) -> None:
+        """The books of the scheduler add up; each shard checks its own as it answers."""
+        await self.actor(SCHEDULER).verify.remote()
+        for index in range(2):
+            await self.shard(index).verify.remote()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        return int(held.getsockname()[1])
+
+
+def arguments(folder: Path, shards: int) -> dict[str, Any]:
+    """What would stand under `args` in ray-config.yaml."""
+    model = {
+        "name": MODEL,
+        "source": str(folder),
+        "dtype": "float32",
+        "shards": shards,
+        "cache": {"block_size": 8, "num_blocks": 1024},
+        "batching": {"max_num_seqs": 64, "max_batch_tokens": 256},
+        "resources": {"cpus": 0, "threads": 1},
+    }
+    return {"models": [model]}
+
+
+@contextmanager
+def running(folder: Path, shards: int) -> Iterator[Application]:
+    """Everything up and answering, and everything down again."""
+    os.environ["SHOAL_API_KEYS"] = KEY
+    port = free_port()
+    ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=2)
+    try:
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        serve.run(build(arguments(folder, shards)), name=NAME)
+        application = Application(f"http://127.0.0.1:{port}")
+        asyncio.run(_ready(application, shards))
+        yield application
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+
+
+async def _ready(application: Application, shards: int) -> None:
+    async def settled() -> bool:
+        async with application.http() as http:
+            answer = await http.get("/admin/stats")
+        return answer.status_code == 200 and len(answer.json()["shards"]) == shards
+
+    await until(settled, within_s=120)
