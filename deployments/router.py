@@ -14,6 +14,7 @@ from ray.exceptions import RayActorError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
+from actors.fleet import FleetStatus
 from actors.placement import SchedulerClient
 from cluster.config import ShoalConfig
 from cluster.errors import ModelNotFound, SchedulerLost
@@ -43,10 +44,14 @@ class Router:
         """The request, or the lease it got, is no longer wanted."""
         await self._scheduler.withdraw(request_id)
 
-    async def served_models(self) -> frozenset[str]:
-        """The models that have a living shard at this moment."""
+    async def obstacles(self) -> tuple[str, ...]:
+        """For each model without a living shard, what its shards are about."""
         stats = await self._scheduler.stats()
-        return frozenset(shard.model for shard in stats.shards)
+        idle = self._models - {shard.model for shard in stats.shards}
+        if not idle:
+            return ()
+        status: FleetStatus = await self._fleet.status.remote()
+        return tuple(_in_words(model, status) for model in sorted(idle))
 
 
 class RouterHandle:
@@ -75,7 +80,17 @@ class RouterHandle:
         """Say so and do not wait."""
         self._handle.withdraw.remote(request_id)
 
-    async def served_models(self) -> frozenset[str]:
-        """See `Router.served_models`."""
-        models: frozenset[str] = await self._handle.served_models.remote()
-        return models
+    async def obstacles(self) -> tuple[str, ...]:
+        """See `Router.obstacles`."""
+        obstacles: tuple[str, ...] = await self._handle.obstacles.remote()
+        return obstacles
+
+
+def _in_words(model: str, status: FleetStatus) -> str:
+    members = [member for member in status.members if member.model == model]
+    shards = [f"{m.name} is {m.state} for {m.for_s:.0f} s{_because(m.message)}" for m in members]
+    return ", ".join(shards) or f"{model} has {status.wanted.get(model, 0)} shards wanted"
+
+
+def _because(message: str) -> str:
+    return f" ({message})" if message else ""

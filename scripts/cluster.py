@@ -22,8 +22,6 @@ from ray.serve.schema import ServeDeploySchema
 
 from scripts.processes import adopt_orphans, end_descendants
 
-LOOPBACK = "127.0.0.1"
-
 
 def main() -> int:
     """0 after a clean end, 2 where Serve's own schema refuses the config."""
@@ -45,9 +43,8 @@ def _run(config: dict[str, Any], temp_dir: str) -> None:
     context = ray.init(
         address="local",
         include_dashboard=True,
-        dashboard_host=LOOPBACK,
+        dashboard_host="127.0.0.1",
         log_to_driver=False,
-        _node_ip_address=LOOPBACK,
         _temp_dir=temp_dir,
     )
     # Ray set a handler of its own; asked to end, end in order.

@@ -5,7 +5,7 @@ far enough to be told that it is too old.
 """
 
 import argparse
-import glob
+import ctypes
 import hashlib
 import os
 import platform
@@ -80,9 +80,12 @@ def _install(dev: bool) -> None:
 
 
 def has_nvidia_driver() -> bool:
-    """Whether the kernel module or the driver's library is there."""
-    libraries = "/usr/lib*/**/libnvidia-ml.so*"
-    return os.path.exists("/proc/driver/nvidia") or bool(glob.glob(libraries, recursive=True))
+    """Whether the driver's management library can be loaded, as torch and Ray will try to."""
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def _answers(index: str) -> bool:

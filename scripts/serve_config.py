@@ -13,6 +13,8 @@ from cluster.errors import ConfigError
 
 BUILDER = "deployments.app:build"
 DEFAULT_PORT = 8000
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+PORT_PATH = "http_options.port"
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,11 @@ class ServeConfig:
     def port(self) -> int:
         return int(self.deploy["http_options"]["port"])
 
+    @property
+    def is_local(self) -> bool:
+        """Whether the API answers this machine only."""
+        return self.deploy["http_options"].get("host") in LOOPBACK
+
 
 def read_serve_config(path: Path, port: int | None = None) -> ServeConfig:
     """The config in `path`, with `port` in place of its own if given.
@@ -36,19 +43,34 @@ def read_serve_config(path: Path, port: int | None = None) -> ServeConfig:
     application, and for whatever `parse_config` refuses in its `args`.
     """
     deploy = _mapping(path)
-    options = deploy.setdefault("http_options", {})
-    options["port"] = port or options.get("port", DEFAULT_PORT)
-    applications = deploy.get("applications") or []
-    ours = [app for app in applications if app.get("import_path") == BUILDER]
+    _set_port(deploy, port)
+    ours = [app for app in _applications(deploy) if app.get("import_path") == BUILDER]
     if len(ours) != 1:
         raise ConfigError(
             f"{path} must have exactly one application with import_path: {BUILDER},"
             f" it has {len(ours)}",
             "applications",
         )
-    shoal = parse_config(ours[0].get("args") or {})
+    shoal = parse_config(ours[0].get("args", {}))
     name, route = ours[0].get("name", "default"), ours[0].get("route_prefix", "/")
     return ServeConfig(deploy, shoal, name, route.rstrip("/"))
+
+
+def _set_port(deploy: dict[str, Any], port: int | None) -> None:
+    options = deploy.setdefault("http_options", {})
+    if not isinstance(options, dict):
+        raise ConfigError("`http_options` must be a mapping", "http_options")
+    chosen = port or options.get("port", DEFAULT_PORT)
+    if not isinstance(chosen, int) or not 0 < chosen < 2**16:
+        raise ConfigError(f"port must be a number from 1 to 65535, got {chosen!r}", PORT_PATH)
+    options["port"] = chosen
+
+
+def _applications(deploy: dict[str, Any]) -> list[dict[str, Any]]:
+    found = deploy.get("applications", [])
+    if not isinstance(found, list) or not all(isinstance(app, dict) for app in found):
+        raise ConfigError("`applications` must be a list of mappings", "applications")
+    return found
 
 
 def _mapping(path: Path) -> dict[str, Any]:

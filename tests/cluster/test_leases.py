@@ -117,6 +117,19 @@ def test_an_end_that_was_missed_shows_in_the_next_full_report(book: LeaseBook) -
     assert state(book) is None
 
 
+def test_what_starts_and_ends_while_a_full_report_is_drawn_up_is_not_missed(
+    book: LeaseBook,
+) -> None:
+    for request_id in ("waits", "starts", "arrives", "ends"):
+        grant(book, request_id)
+    held = tuple(HeldRequest(key, 32, 0, 8, 1) for key in ("waits", "starts"))
+    news = report(2, started=("starts", "arrives"), ended=("ends",), held=held, full=True)
+    book.reconcile(news, now=31.0)
+    states = [state(book, key) for key in ("waits", "starts", "arrives", "ends")]
+    assert states == [LeaseState.CLAIMED, LeaseState.STARTED, LeaseState.STARTED, None]
+    assert not book.serving("m")["s"].resync
+
+
 def test_what_a_shard_holds_is_adopted_with_what_is_left_of_its_prompt(book: LeaseBook) -> None:
     held = HeldRequest("a", prompt_tokens=100, computed_tokens=60, max_tokens=8, choices=2)
     book.reconcile(report(2, held=(held,), full=True), now=1.0)

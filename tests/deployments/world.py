@@ -30,11 +30,11 @@ def make_gateway(
 ) -> Gateway:
     """`config` is what would stand under `args` in the configuration file."""
 
-    async def ready() -> bool:
-        return source.before_hold is None
+    async def obstacles() -> tuple[str, ...]:
+        return () if source.before_hold is None else ("the source holds back",)
 
     model = ServedModel.load(ModelConfig(name=MODEL), folder)
-    outside = Outside(source, ready, now=lambda: NOW + 0.5, random=Random(7))
+    outside = Outside(source, obstacles, now=lambda: NOW + 0.5, random=Random(7))
     return Gateway(parse_config(config), [model], keys or ApiKeys({}), outside)
 
 
