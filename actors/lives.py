@@ -65,7 +65,8 @@ def in_words(error: BaseException) -> str:
     """What an operator should read of an error; of a remote one, its cause and no traceback."""
     cause = error.cause if isinstance(error, RayTaskError) else error
     text = cause.message if isinstance(cause, ShoalError) else str(cause)
-    return f"{type(cause).__name__}: {text}"
+    # Ray goes on to list every reason a process ever died of.
+    return f"{type(cause).__name__}: {' '.join(text.partition('Some common causes')[0].split())}"
 
 
 async def _placed(life: Life, patience: Patience, tell: Tell) -> None:
@@ -73,7 +74,7 @@ async def _placed(life: Life, patience: Patience, tell: Tell) -> None:
     answer = asyncio.ensure_future(_answer(life.handle.ping.remote()))
     try:
         while not (await asyncio.wait({answer}, timeout=patience.place_s))[0]:
-            tell(None, in_words(await asyncio.to_thread(_unschedulable, life.asked)))
+            tell(None, await asyncio.to_thread(_what_is_missing, life.asked))
         answer.result()
     finally:
         answer.cancel()
@@ -113,12 +114,15 @@ async def _answer(reference: Any) -> Any:
     return await reference
 
 
-def _unschedulable(asked: Mapping[str, float]) -> Unschedulable:
+def _what_is_missing(asked: Mapping[str, float]) -> str:
     total, free = ray.cluster_resources(), ray.available_resources()
-    wants = ", ".join(f"{amount:g} {name}" for name, amount in asked.items() if amount)
-    has = ", ".join(
+    wants = [f"{amount:g} {name}" for name, amount in asked.items() if amount]
+    has = [
         f"{free.get(name, 0.0):g} of {total.get(name, 0.0):g} {name} free"
         for name, amount in asked.items()
         if amount
-    )
-    return Unschedulable(f"no node offers {wants}; in the whole cluster: {has}")
+    ]
+    if not wants:
+        return "Ray has not started its process yet"
+    asks = f"no node offers {' with '.join(wants)}; in the whole cluster: {', '.join(has)}"
+    return in_words(Unschedulable(asks))

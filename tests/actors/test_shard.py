@@ -198,10 +198,12 @@ async def test_another_door_cannot_cancel_a_request(shard: Shard) -> None:
 
 
 async def test_a_door_that_disappears_loses_its_requests_and_its_outbox(shard: Shard) -> None:
+    before = (await shard.stats()).tokens_sampled
     await shard.assign(assignment(shard.ref, max_tokens=LONG))
     number = (await shard.poll(0)).number
     await until(lambda: has_doors(shard, 0))
-    assert await shard.is_empty()
+    await until(shard.is_empty)
+    assert (await shard.stats()).tokens_sampled < before + LONG
     with pytest.raises(RayTaskError) as told:
         await shard.poll(number)
     assert isinstance(told.value.cause, ShardLost)

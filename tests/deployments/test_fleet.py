@@ -1,0 +1,36 @@
+"""The settings an operator may change while the fleet runs, and what its shell does not load."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from cluster.errors import ConfigError
+from deployments.fleet import parse_settings
+
+
+def test_wanted_shards_are_read_by_model() -> None:
+    assert parse_settings({"shards": {"a": 2, "b": 0}}).shards == {"a": 2, "b": 0}
+
+
+@pytest.mark.parametrize(
+    ("user_config", "path"),
+    [
+        ({"shards": {"a": -1}}, "user_config.shards.a"),
+        ({"shards": {"a": "many"}}, "user_config.shards.a"),
+        ({"shards": 3}, "user_config.shards"),
+        ({"shardz": {"a": 1}}, "user_config.shardz"),
+    ],
+)
+def test_a_wrong_setting_is_refused_with_its_path(user_config: dict[str, Any], path: str) -> None:
+    with pytest.raises(ConfigError, match=path) as refused:
+        parse_settings(user_config)
+    assert refused.value.path == path
+
+
+def test_the_owner_of_the_shards_does_not_load_torch() -> None:
+    program = "import sys, deployments.fleet; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
