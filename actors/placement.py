@@ -20,6 +20,9 @@ from cluster.messages import Decision, DecisionBatch, SchedulerStats, Submission
 
 T = TypeVar("T")
 
+SILENCE_S = 10.0
+"""Unheard for so long, the scheduler may have given us up: what waits is posted again."""
+
 RETRY_S = 0.1
 """Between two looks for a scheduler that is away; its replacement takes about a second."""
 
@@ -42,6 +45,7 @@ class SchedulerClient:
         self._outbox: list[Submission] = []
         self._posted = asyncio.Event()
         self._epoch = 0
+        self._heard_at = 0.0
         self._acknowledged = 0
         self._loops: list[asyncio.Task[None]] = []
 
@@ -108,10 +112,11 @@ class SchedulerClient:
                 self._handle = None
                 await asyncio.sleep(RETRY_S)
                 continue
-            if batch.epoch != self._epoch:
-                self._post([waiting.submission for waiting in self._waiting.values()])
-            self._epoch, self._acknowledged = batch.epoch, batch.number
             self._settle_all(batch.decisions)
+            now = asyncio.get_running_loop().time()
+            if batch.epoch != self._epoch or now - self._heard_at > SILENCE_S:
+                self._post([waiting.submission for waiting in self._waiting.values()])
+            self._epoch, self._acknowledged, self._heard_at = batch.epoch, batch.number, now
 
     async def _next_decisions(self) -> DecisionBatch:
         scheduler = await self._scheduler()

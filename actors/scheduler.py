@@ -156,6 +156,10 @@ class BatchScheduler:
         """Never returns: whoever awaits it learns of this actor's death the moment it happens."""
         await asyncio.Event().wait()
 
+    async def verify(self) -> None:
+        """Raises LedgerBroken where the books do not add up; slow, for tests and idle times."""
+        self._brain.verify()
+
     def tick(self) -> None:
         """What only time brings about: timeouts, deadlines, silent shards and routers."""
         self._post(self._handle(Ticked()))

@@ -28,8 +28,8 @@ from cluster.messages import (
     TokenLogprob,
 )
 from cluster.roster import Roster
-from cluster.sequences import Family, State, Tracked, track
-from cluster.steps import Chunk, PageCopy, Sequence, StepPlan, StepResult
+from cluster.sequences import Family, State, Tracked, finish_reason, track
+from cluster.steps import Chunk, PageCopy, StepPlan, StepResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,6 @@ class _Draft:
     chunks: list[Chunk] = field(default_factory=list)
     copies: list[PageCopy] = field(default_factory=list)
     planned: set[Tracked] = field(default_factory=set)
-    preempted: bool = False
 
 
 class Batcher:
@@ -110,8 +109,7 @@ class Batcher:
         """
         family = self._roster.families.get(request_id)
         members = list(family.members.values()) if family else []
-        # Followers first: else each would in turn be made the leader, only to end.
-        for member in reversed(members):
+        for member in members:
             if choice in (None, member.sequence.choice):
                 self._roster.end(member)
 
@@ -188,20 +186,16 @@ class Batcher:
             if victim is None:
                 return
             self._roster.preempt(victim)
-            draft.preempted = True
         copy = self._tables.extend(tracked, count)
         if copy is not None:
             draft.copies.append(copy)
-        draft.chunks.append(_chunk(tracked, count))
+        draft.chunks.append(tracked.next_chunk(count))
         draft.planned.add(tracked)
         draft.budget -= count
 
     def _draft_waiting(self, draft: _Draft) -> None:
-        """Let waiting sequences in, but not into pages that were just taken from others."""
-        while draft.budget and not draft.preempted:
-            tracked = self._roster.start_next(self._reserve)
-            if tracked is None:
-                return
+        """Let waiting sequences in, as far as there are budget, places and pages to spare."""
+        while draft.budget and (tracked := self._roster.start_next(self._reserve)):
             self._count_hits(tracked)
             self._draft_chunk(draft, tracked)
 
@@ -232,7 +226,7 @@ class Batcher:
     def _append(self, tracked: Tracked, sampled: TokenLogprob) -> TokenDelta:
         tracked.sequence.tokens.append(sampled.token)
         self._tokens_sampled += 1
-        finish = self._finish_reason(tracked.sequence)
+        finish = finish_reason(tracked.sequence, self._max_model_len)
         delta = self._delta(tracked, (sampled,), finish)
         if finish is not None:
             self._roster.end(tracked)
@@ -242,16 +236,9 @@ class Batcher:
         """The prompt is computed and no output is wanted: all choices are alike, and done."""
         members = list(family.members.values())
         deltas = [self._delta(one, (), FinishReason.LENGTH) for one in members]
-        for one in reversed(members):
+        for one in members:
             self._roster.end(one)
         return deltas
-
-    def _finish_reason(self, sequence: Sequence) -> FinishReason | None:
-        stopping = sequence.request.stopping
-        if sequence.tokens[-1] in stopping.stop_token_ids:
-            return FinishReason.STOP
-        full = len(sequence.tokens) >= self._max_model_len
-        return FinishReason.LENGTH if full or sequence.output_len >= stopping.max_tokens else None
 
     def _delta(
         self, tracked: Tracked, sampled: tuple[TokenLogprob, ...], finish: FinishReason | None
@@ -271,18 +258,6 @@ class Batcher:
             cached_tokens=(family.cached_tokens or 0) if first else 0,
             prompt_logprobs=scores,
         )
-
-
-def _chunk(tracked: Tracked, count: int) -> Chunk:
-    sequence = tracked.sequence
-    start = sequence.computed
-    return Chunk(
-        sequence=sequence,
-        start=start,
-        count=count,
-        samples=count == tracked.behind and sequence.request.stopping.max_tokens > 0,
-        score_prompt=tracked.owes_scores and start + 1 < sequence.prompt_len,
-    )
 
 
 def _pair(

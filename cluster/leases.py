@@ -159,16 +159,13 @@ class LeaseBook:
         shard = self._shards[report.shard.shard]
         shard.resync |= report.number > shard.number + 1
         shard.number, shard.free_pages = report.number, report.free_pages
-        for request_id in report.started:
-            self._start(shard, request_id)
-        for request_id in report.ended:
-            if request_id in shard.leases:
-                self.move(request_id, LeaseState.ENDED)
+        self._happen(shard, report)
 
     def reconcile(self, report: ShardReport, now: float) -> None:
         """Let a full report replace what was known: of a new shard, of a new life, of each lease.
 
-        A young lease that the shard does not hold stays: its door is on the way there.
+        A young lease that the shard does not hold stays: its door is on the way there. What the
+        report says to have started or ended did so after `held` was drawn up.
         """
         name = report.shard.shard
         if self.shard(report.shard) is None:
@@ -178,11 +175,12 @@ class LeaseBook:
         shard = self._shards[name]
         shard.number, shard.free_pages = report.number, report.free_pages
         shard.resync = False
-        held = {request.request_id: request for request in report.held}
-        for entry in [e for e in shard.leases.values() if e.lease.request_id not in held]:
-            self._miss(entry, now)
-        for request in held.values():
+        for request in report.held:
             self._hold(shard, request, now)
+        self._happen(shard, report)
+        there = {request.request_id for request in report.held} | set(report.started)
+        for entry in [e for key, e in shard.leases.items() if key not in there]:
+            self._miss(entry, now)
 
     def drop(self, name: str) -> None:
         """Forget a shard, if known, and lose its leases."""
@@ -205,6 +203,14 @@ class LeaseBook:
                 continue
             if entry.state is LeaseState.GRANTED:
                 self._shards[entry.lease.shard.shard].resync = True
+
+    def _happen(self, shard: ShardBook, report: ShardReport) -> None:
+        for request_id in report.started:
+            if request_id not in report.ended:
+                self._start(shard, request_id)
+        for request_id in report.ended:
+            if request_id in shard.leases:
+                self.move(request_id, LeaseState.ENDED)
 
     def _start(self, shard: ShardBook, request_id: str) -> None:
         entry = self._entries.get(request_id)

@@ -253,9 +253,10 @@ class ShardReport:
     """A shard's events since report `number - 1`, oldest first, and where it stands now.
 
     A `full` report replaces all the scheduler knew of the shard: `held` and `stored` are then
-    complete. `free_pages` counts evictable cached pages too. `started` names requests whose prompt
-    is computed, `ended` those whose every choice is over. `stored` and `removed` are net: a page is
-    in one of them at most. A report whose ack was lost is sent again with its number.
+    complete, but for what `started` and `ended` since `held` was drawn up. `free_pages` counts
+    evictable cached pages too. `started` names requests whose prompt is computed, `ended` those
+    whose every choice is over. `stored` and `removed` are net: a page is in one of them at most.
+    A report whose ack was lost is sent again with its number, or its successor is full.
     """
 
     shard: ShardRef
@@ -313,3 +314,11 @@ class SchedulerStats:
     refused: int = 0
     withdrawn: int = 0
     indexed_pages: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStats:
+    """The books of the scheduler, and of those shards that it knows and that answered."""
+
+    scheduler: SchedulerStats
+    shards: tuple[ShardStats, ...]

@@ -75,7 +75,8 @@ class SchedulerBrain:
             case Reported(report):
                 return tuple(self._reported(report, now))
             case ShardGone(shard):
-                return tuple(self._shard_gone(shard))
+                self._lose(shard)
+                return ()
             case Ticked():
                 return tuple(self._ticked(now))
 
@@ -141,17 +142,16 @@ class SchedulerBrain:
             if entry is not None and waiting is not None:
                 yield Tell(waiting.submission.router, entry.lease)
 
-    def _shard_gone(self, shard: ShardRef) -> Iterator[Instruction]:
+    def _lose(self, shard: ShardRef) -> None:
         """Its leases are lost with it; whoever held them asks again. Nobody gains room by it."""
         if self._book.shard(shard) is not None:
             self._index.drop(shard.shard)
             self._book.drop(shard.shard)
-        yield from ()
 
     def _ticked(self, now: float) -> Iterator[Instruction]:
         silent_since = now - self._config.shard_timeout_s
         for shard in [s for s in self._book.shards() if s.heard_at <= silent_since]:
-            yield from self._shard_gone(shard.ref)
+            self._lose(shard.ref)
         self._book.doubt_unclaimed(now)
         for waiting in list(self._queues):
             refusal = self._refusal(waiting, now)

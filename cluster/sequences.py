@@ -1,4 +1,4 @@
-"""The sequences of a request as one shard tracks them: their states, and the legal moves."""
+"""The sequences of a request as one shard tracks them: their states, legal moves and ends."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from cluster.errors import IllegalTransition
-from cluster.messages import HeldRequest, PageHash, Request, TokenLogprob
-from cluster.steps import Sequence
+from cluster.messages import FinishReason, HeldRequest, PageHash, Request, TokenLogprob
+from cluster.steps import Chunk, Sequence
 
 
 class State(StrEnum):
@@ -61,6 +61,17 @@ class Tracked:
         """Whether it has yet to deliver the prompt's log probabilities."""
         return self.sequence.choice == 0 and self.family.scores is not None
 
+    def next_chunk(self, count: int) -> Chunk:
+        """The next `count` tokens; samples if they are the last known and output is wanted."""
+        sequence = self.sequence
+        return Chunk(
+            sequence=sequence,
+            start=sequence.computed,
+            count=count,
+            samples=count == self.behind and sequence.request.stopping.max_tokens > 0,
+            score_prompt=self.owes_scores and sequence.computed + 1 < sequence.prompt_len,
+        )
+
 
 @dataclass(slots=True, eq=False)
 class Family:
@@ -111,3 +122,12 @@ def track(
             sequence, family, (arrival, choice), list(prompt_hashes), state
         )
     return family
+
+
+def finish_reason(sequence: Sequence, max_model_len: int) -> FinishReason | None:
+    """Why the newest token ends the choice, None where it does not; a stop token goes first."""
+    stopping = sequence.request.stopping
+    if sequence.tokens[-1] in stopping.stop_token_ids:
+        return FinishReason.STOP
+    full = len(sequence.tokens) >= max_model_len
+    return FinishReason.LENGTH if full or sequence.output_len >= stopping.max_tokens else None

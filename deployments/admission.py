@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from random import Random
 from cluster.config import ModelConfig, ShoalConfig
 from cluster.errors import ConfigError, ContextTooLong, InvalidRequest, ModelNotFound
 from cluster.messages import Request, Sampling, Stopping
-from deployments.generation import Prompt, RequestText
+from deployments.generation import EchoedPrompt, RequestText
 from deployments.handle import GenerateRequest
 from deployments.openai import ChatMessage, ChatRequest, CompletionRequest
 from deployments.parameters import SEED_BITS, Parameters
@@ -42,7 +43,7 @@ class Call:
     """One call of a client: a request for each of its prompts. Choices count on over prompts."""
 
     call_id: str
-    model: str
+    model: ServedModel
     readings: tuple[RequestText, ...]
     choices_each: int
 
@@ -77,7 +78,10 @@ class Admission:
 
     async def complete(self, body: CompletionRequest, tenant: str) -> Call:
         model = self.model(body.model)
-        prompts = [await self._encode(model, prompt) for prompt in body.prompts]
+        prompts = []
+        for prompt in body.prompts:
+            prompts.append(await self._encode(model, prompt))
+            await asyncio.sleep(0)  # many short prompts must not hold up everybody's streams
         return self._call("cmpl", model, body, tenant, prompts)
 
     async def generate(self, body: GenerateRequest) -> Call:
@@ -120,9 +124,9 @@ class Admission:
                 stopping=_stopping(body, model, len(ids)),
                 choices=body.n,
             )
-            echo = Prompt.of(model.text, ids, original) if body.echoes else None
+            echo = EchoedPrompt.of(model.text, ids, original) if body.echoes else None
             readings.append(RequestText(request, model.text, patterns, echo))
-        return Call(call_id, model.name, tuple(readings), body.n)
+        return Call(call_id, model, tuple(readings), body.n)
 
     def _seed(self, body: Parameters) -> int:
         """The caller's, or one drawn for this request; not negative."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Protocol
 
 from actors.channel import Channels, TokenStream
@@ -76,12 +77,9 @@ class Door:
         Closing the generator cancels what is not finished. Raises InvalidRequest or CapacityError
         when refused, FaultError when the cluster failed it.
         """
-        salt = tenant_salt(request.tenant)
-        submission = self._submission(request, salt)
         lost: ShoalError = ShardLost("no shard was tried")
         for attempt in range(PLACEMENT_ATTEMPTS):
-            lease = await self._lease(submission)
-            async with aclosing(self._serve(Assignment(lease, request, salt))) as deltas:
+            async with aclosing(self._attempt(request, attempt)) as deltas:
                 try:
                     first = await anext(deltas)
                 except (ShardLost, StaleLease) as error:
@@ -91,7 +89,6 @@ class Door:
                     async for delta in deltas:
                         yield delta
                     return
-            self._placement.withdraw(request.request_id)
             await asyncio.sleep(REPLACE_DELAY_S * 2**attempt)
         raise lost
 
@@ -105,23 +102,28 @@ class Door:
         """Leave every shard; their sequences of this door are cancelled."""
         await self._channels.close()
 
+    async def _attempt(self, request: Request, number: int) -> AsyncGenerator[TokenDelta, None]:
+        """One lease and its deltas; leaving early tells the shard, or the scheduler."""
+        asked = replace(request, request_id=_attempt_id(request, number))
+        salt = tenant_salt(request.tenant)
+        lease = await self._lease(self._submission(asked, salt))
+        stream = self._channels.open(Assignment(lease, asked, salt))
+        self._streams[request.request_id] = stream
+        try:
+            async for delta in stream:
+                yield delta
+        except (ShardLost, StaleLease):
+            self._placement.withdraw(asked.request_id)
+            raise
+        finally:
+            del self._streams[request.request_id]
+            stream.cancel()
+
     async def _lease(self, submission: Submission) -> Lease:
         decision = await self._placement.place(submission)
         if isinstance(decision, Refusal):
             raise _refused(decision)
         return decision
-
-    async def _serve(self, assignment: Assignment) -> AsyncGenerator[TokenDelta, None]:
-        """The deltas of one lease; leaving early tells the shard."""
-        request_id = assignment.request.request_id
-        stream = self._channels.open(assignment)
-        self._streams[request_id] = stream
-        try:
-            async for delta in stream:
-                yield delta
-        finally:
-            del self._streams[request_id]
-            stream.cancel()
 
     def _submission(self, request: Request, salt: bytes) -> Submission:
         return Submission(
@@ -136,6 +138,11 @@ class Door:
             page_hashes=page_hashes(request.prompt, self._block_size[request.model], salt),
             deadline_s=request.deadline_s,
         )
+
+
+def _attempt_id(request: Request, number: int) -> str:
+    """Each attempt is a request of its own to the scheduler: it may still hold the one before."""
+    return f"{request.request_id}~{number}" if number else request.request_id
 
 
 def _refused(refusal: Refusal) -> ShoalError:

@@ -38,9 +38,8 @@ class FleetDeployment:
         try:
             self._fleet.scale(parse_settings(user_config).shards)
         except ModelNotFound as error:
-            raise ConfigError(
-                f"user_config.shards: {error.message}", "user_config.shards"
-            ) from None
+            path = "user_config.shards"
+            raise ConfigError(f"{path}: {error.message}", path) from None
 
     def check_health(self) -> None:
         """Healthy is who looks after the shards, whatever the shards do. Raises FaultError."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from random import Random
 
 from cluster.config import ShoalConfig
-from cluster.messages import FinishReason
+from cluster.messages import ClusterStats, FinishReason
 from deployments.admission import Admission, Call, ServedModel
 from deployments.auth import ApiKeys
 from deployments.generation import Piece, TokenSource, Usage, read_pieces
@@ -20,11 +20,13 @@ from deployments.merging import merge
 class Outside:
     """What the gateway is given of the world: the cluster, the clock and chance.
 
-    `ready` tells whether a request would be answered now; `now` is seconds since the epoch.
+    `obstacles` says in words what keeps requests from being answered now, and nothing when they
+    would be; `stats` reads the cluster's books; `now` is seconds since the epoch.
     """
 
     source: TokenSource
-    ready: Callable[[], Awaitable[bool]]
+    obstacles: Callable[[], Awaitable[tuple[str, ...]]]
+    stats: Callable[[], Awaitable[ClusterStats]]
     now: Callable[[], float]
     random: Random
 
@@ -49,9 +51,9 @@ class Gateway:
             async for piece in pieces:
                 deltas.setdefault(piece.choice, []).append(_delta(piece, request))
         choices = tuple(_choice(deltas[index]) for index in sorted(deltas))
-        return Generation(call.call_id, call.model, choices, usage_of(call))
+        return Generation(call.call_id, call.model.name, choices, usage_of(call))
 
-    async def stream(self, request: GenerateRequest) -> AsyncIterator[GenerationDelta]:
+    async def stream(self, request: GenerateRequest) -> AsyncGenerator[GenerationDelta, None]:
         """Answer piece by piece; the last delta carries the usage. Raises ShoalErrors."""
         call = await self.admission.generate(request)
         unfinished = call.choices

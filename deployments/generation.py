@@ -152,7 +152,7 @@ class ChoiceText:
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class EchoedPrompt:
     """A prompt that is given back before the text of each choice."""
 
     text: str
@@ -160,7 +160,7 @@ class Prompt:
     lengths: tuple[int, ...]
 
     @classmethod
-    def of(cls, text: ModelText, tokens: Sequence[int], original: str | None) -> Prompt:
+    def of(cls, text: ModelText, tokens: Sequence[int], original: str | None) -> EchoedPrompt:
         """`original` is the prompt as the client wrote it, if it did."""
         decoder = TextDecoder(text)
         lengths = tuple(len(decoder.feed(token)) for token in tokens)
@@ -181,7 +181,7 @@ class RequestText:
     request: Request
     text: ModelText
     patterns: tuple[Pattern, ...] = ()
-    echo: Prompt | None = None
+    echo: EchoedPrompt | None = None
     cached_tokens: int = 0
     _choices: dict[int, ChoiceText] = field(default_factory=dict)
     _early: list[TokenDelta] = field(default_factory=list)
@@ -228,7 +228,7 @@ class RequestText:
         piece = choice.feed(delta)
         return self._after_prompt(piece, self.echo) if self.echo else piece
 
-    def _after_prompt(self, piece: Piece, echo: Prompt) -> Piece:
+    def _after_prompt(self, piece: Piece, echo: EchoedPrompt) -> Piece:
         before = tuple(echo.entries(self._scores or ()))
         return replace(piece, text=echo.text + piece.text, entries=before + piece.entries)
 

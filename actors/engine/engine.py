@@ -20,7 +20,15 @@ from actors.engine.runner import ModelRunner
 from cluster.batching import Batcher, Progress
 from cluster.blocks import BlockPool, PageEvents
 from cluster.config import ModelConfig
-from cluster.messages import Assignment, HeldRequest, PageHash, ShardCapacity, TokenDelta
+from cluster.errors import InvalidRequest
+from cluster.messages import (
+    Assignment,
+    HeldRequest,
+    PageHash,
+    Request,
+    ShardCapacity,
+    TokenDelta,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +64,12 @@ class Engine:
         return self._batcher.has_work
 
     def admit(self, assignment: Assignment) -> None:
-        """Take a request in. Raises what `Batcher.admit` does, having changed nothing."""
+        """Take a request in.
+
+        Raises, having changed nothing, InvalidRequest for a token the model does not have, since
+        on the device it would end everybody's step, and what `Batcher.admit` raises.
+        """
+        _check_tokens(assignment.request, self._runner.vocab_size)
         self._batcher.admit(assignment)
 
     def cancel(self, request_id: str, choice: int | None = None) -> None:
@@ -145,6 +158,13 @@ def build_engine(loaded: PreTrainedModel, model: ModelConfig) -> Engine:
         Batcher(pool, model.batching, longest),
         ShardCapacity(block_size, blocks, seats, longest),
     )
+
+
+def _check_tokens(request: Request, vocab_size: int) -> None:
+    biased = [token for token, _ in request.sampling.logit_bias]
+    for param, tokens in (("prompt", request.prompt), ("logit_bias", biased)):
+        if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
+            raise InvalidRequest(f"token ids must be from 0 to {vocab_size - 1}", param)
 
 
 def _longest(loaded: PreTrainedModel, wanted: int | None) -> int:

@@ -35,7 +35,8 @@ LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 
 HONOURED = frozenset({"scaling", "sliding_window", "softcap"})
 IRRELEVANT = frozenset(
-    {"dropout", "is_causal", "position_ids", "use_cache", "output_attentions", "layers_seen"}
+    {"dropout", "is_causal", "position_ids", "use_cache"}
+    | {"output_attentions", "output_router_logits"}
 )
 """Keyword arguments without effect here: no training, and causality is checked by itself."""
 

@@ -44,8 +44,8 @@ def _adjust_row(row: Tensor, sequence: Sequence) -> None:
         bias = torch.tensor(biases, dtype=row.dtype, device=row.device)
         row.index_add_(0, torch.tensor(tokens, device=row.device), bias)
     if _bans_stopping(sequence):
-        banned = torch.tensor(sequence.request.stopping.stop_token_ids, device=row.device)
-        row.index_fill_(0, banned, -torch.inf)
+        banned = [t for t in sequence.request.stopping.stop_token_ids if t < len(row)]
+        row.index_fill_(0, torch.tensor(banned, dtype=torch.int64, device=row.device), -torch.inf)
     if _penalises(sampling):
         _penalise(row, sequence, sampling)
 

@@ -65,7 +65,7 @@ def model_len(wanted: int | None, longest: int | None, exact: int | None) -> int
     `longest` is what the model was made for, `exact` where its rotary frequencies start to depend
     on the batch; None means no such bound. Raises ConfigError if more is asked for.
     """
-    bounds = {"positions of the model": longest, "length up to which it is exact": exact}
+    bounds = {"length up to which the model is exact": exact, "model's positions": longest}
     known = {name: bound for name, bound in bounds.items() if bound is not None}
     for name, bound in known.items():
         if wanted is not None and wanted > bound:

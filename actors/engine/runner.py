@@ -29,6 +29,7 @@ class ModelRunner:
         self._model = model
         self._cache = cache
         self._sampler = Sampler()
+        self.vocab_size: int = model.config.get_text_config().vocab_size
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -38,7 +39,7 @@ class ModelRunner:
         sampling = [i for i, chunk in enumerate(plan.chunks) if chunk.samples]
         scoring = [i for i, chunk in enumerate(plan.chunks) if chunk.score_prompt]
         last_rows = [batch.first_row[i] + plan.chunks[i].count - 1 for i in sampling]
-        scored_rows = [scored_rows_of(plan.chunks[i], batch.first_row[i]) for i in scoring]
+        scored_rows = [_scored_rows(plan.chunks[i], batch.first_row[i]) for i in scoring]
         logits = self.logits(batch, [*last_rows, *(row for rows in scored_rows for row in rows)])
         return StepResult(
             sampled=self._sampler.sample(
@@ -63,7 +64,7 @@ class ModelRunner:
         return logits
 
 
-def scored_rows_of(chunk: Chunk, first_row: int) -> range:
+def _scored_rows(chunk: Chunk, first_row: int) -> range:
     """The rows whose logits score a prompt token: all that have one after them in the prompt."""
     scored = min(chunk.count, chunk.sequence.prompt_len - 1 - chunk.start)
     return range(first_row, first_row + max(0, scored))

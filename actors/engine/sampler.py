@@ -102,38 +102,38 @@ def _filter(probs: Tensor, sampling: Many[Sampling]) -> Tensor:
 
 
 def _floors(probs: Tensor, sampling: Many[Sampling]) -> Tensor:
-    """The smallest probability kept, `[rows, 1]`."""
+    """The smallest probability kept, `[rows, 1]`, sorting no more of the vocabulary than needed."""
     vocab = probs.shape[1]
-    top_k = [min(s.top_k, vocab) if s.top_k > 0 else vocab for s in sampling]
-    narrow = [k for k in top_k if k < vocab]
-    width = min(vocab, max(FIRST_WIDTH, *narrow) if narrow else FIRST_WIDTH)
-    while True:
-        floors, complete = _floors_within(probs, sampling, top_k, width)
-        if complete:
-            return floors
-        width = min(vocab, 8 * width)
+    width = min(vocab, max(FIRST_WIDTH, *(s.top_k for s in sampling)))
+    floors, known = _floors_within(probs, sampling, width)
+    unknown = [row for row, is_known in enumerate(known) if not is_known]
+    if unknown:
+        floors[unknown], _ = _floors_within(probs[unknown], [sampling[r] for r in unknown], vocab)
+    return floors
 
 
 def _floors_within(
-    probs: Tensor, sampling: Many[Sampling], top_k: list[int], width: int
-) -> tuple[Tensor, bool]:
-    """The floors as far as the `width` likeliest tokens tell, and whether that is far enough."""
-    values = probs.topk(width, dim=-1).values
-    mass = values.cumsum(dim=-1, dtype=torch.float64)
-    last_k = torch.tensor([min(k, width) - 1 for k in top_k], device=probs.device)[:, None]
-    cut_by_k = torch.tensor([k <= width for k in top_k], device=probs.device)[:, None]
-    total = torch.where(cut_by_k, mass.gather(1, last_k), 1.0)
-    nucleus = _column([s.top_p for s in sampling], mass) * total
+    probs: Tensor, sampling: Many[Sampling], width: int
+) -> tuple[Tensor, list[bool]]:
+    """The floors as the `width` likeliest tokens tell them, and for which rows that is right.
+
+    A nucleus that the `width` likeliest do not fill goes on beyond them.
+    """
+    likeliest = probs.topk(width, dim=-1).values
+    mass = likeliest.cumsum(dim=-1, dtype=torch.float64)
+    last_k = _column([s.top_k if s.top_k > 0 else width for s in sampling], mass).long()
+    last_k = last_k.clamp(max=width) - 1
+    limited = _column([s.top_k > 0 for s in sampling], mass).bool()
+    total = torch.where(limited, mass.gather(1, last_k), 1.0)
     # A token is in the nucleus while those before it have not filled it yet.
-    last_p = ((mass - values) < nucleus).sum(dim=-1, keepdim=True).clamp(min=1) - 1
-    has_p = torch.tensor([s.top_p < 1 for s in sampling], device=probs.device)[:, None]
-    last = torch.where(has_p, torch.minimum(last_p, last_k), last_k)
-    bounded = cut_by_k | (has_p & (last_p < width - 1)) | (width == probs.shape[1])
-    floor = values.gather(1, last)
-    by_min_p = values[:, :1] * _column([s.min_p for s in sampling], values)
-    only_min_p = ~cut_by_k & ~has_p
-    floor = torch.where(only_min_p, by_min_p, torch.maximum(floor, by_min_p))
-    return floor, bool((bounded | only_min_p).all())
+    filled = mass >= _column([s.top_p for s in sampling], mass) * total
+    last_p = torch.where(filled, 0, 1).sum(dim=-1, keepdim=True)
+    cuts = limited | _column([s.top_p < 1 for s in sampling], mass).bool()
+    last = torch.minimum(last_k, last_p)
+    floor = torch.where(cuts, likeliest.gather(1, last), 0.0)
+    by_min_p = likeliest[:, :1] * _column([s.min_p for s in sampling], likeliest)
+    known = ~cuts | limited | (last_p < width) | (width == probs.shape[1])
+    return torch.maximum(floor, by_min_p), known[:, 0].tolist()
 
 
 def _column(values: Many[float], like: Tensor) -> Tensor:

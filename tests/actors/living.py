@@ -63,7 +63,7 @@ def tiny_model(folder: Path, **fields: Any) -> ModelConfig:
         "dtype": "float32",
         "cache": CacheConfig(block_size=4, num_blocks=1024),
         "batching": BatchingConfig(max_num_seqs=64, max_batch_tokens=256),
-        "resources": ResourcesConfig(threads=1),
+        "resources": ResourcesConfig(cpus=0, threads=1),
         "max_model_len": 2048,
     }
     return ModelConfig(**(given | fields))
@@ -87,7 +87,7 @@ def assignment(shard: ShardRef, max_tokens: int = 16, choices: int = 1, **lease:
 async def until(fact: Callable[[], Awaitable[bool]], within_s: float = 60.0) -> None:
     """Wait for a fact of another process; TimeoutError where it does not come about."""
     async with asyncio.timeout(within_s):
-        while not await fact():
+        while not await fact():  # noqa: ASYNC110 - another process has no event to wait for
             await asyncio.sleep(0.02)
 
 

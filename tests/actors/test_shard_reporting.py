@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from actors.engine.engine import EngineStats
 from actors.engine_thread import Outcome, Snapshot
 from actors.reporting import ReportLedger
 from cluster.batching import Progress
 from cluster.blocks import PageEvents
-from cluster.messages import HeldRequest, ReportAck, ShardCapacity, ShardRef, ShardStats
+from cluster.messages import HeldRequest, ReportAck, ShardCapacity, ShardRef
 
 REF = ShardRef("m/shard-0", "m", "m/shard-0", "life")
 FINE, RESYNC = ReportAck(1, resync=False), ReportAck(1, resync=True)
@@ -22,7 +23,7 @@ def outcome(
     removed: tuple[bytes, ...] = (),
     snapshot: Snapshot | None = None,
 ) -> Outcome:
-    stats = ShardStats(REF, 0, 0, 0, 10, 4, 1, 5, 0, 0, 0, 0, 0)
+    stats = EngineStats(0, 0, 0, 10, 4, 1, 5, 0, 0, 0, 0)
     return Outcome((), Progress(started, ended), PageEvents(stored, removed), stats, snapshot)
 
 

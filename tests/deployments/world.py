@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from cluster.config import ModelConfig, parse_config
-from cluster.messages import Request
+from cluster.messages import ClusterStats, Request, SchedulerStats
 from deployments.admission import ServedModel
 from deployments.auth import ApiKeys
 from deployments.gateway import Gateway, Outside
@@ -30,11 +30,14 @@ def make_gateway(
 ) -> Gateway:
     """`config` is what would stand under `args` in the configuration file."""
 
-    async def ready() -> bool:
-        return source.before_hold is None
+    async def obstacles() -> tuple[str, ...]:
+        return () if source.before_hold is None else ("the source holds back",)
+
+    async def stats() -> ClusterStats:
+        return ClusterStats(SchedulerStats(epoch=7), ())
 
     model = ServedModel.load(ModelConfig(name=MODEL), folder)
-    outside = Outside(source, ready, now=lambda: NOW + 0.5, random=Random(7))
+    outside = Outside(source, obstacles, stats, now=lambda: NOW + 0.5, random=Random(7))
     return Gateway(parse_config(config), [model], keys or ApiKeys({}), outside)
 
 

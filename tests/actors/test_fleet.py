@@ -1,0 +1,230 @@
+"""A real fleet: what it brings up, what it brings back, and that it leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import ray
+
+from actors.channel import Channels
+from actors.fleet import Fleet, FleetTiming, MemberStatus
+from actors.lifecycle import Backoff, State
+from actors.lives import Patience
+from cluster.config import ModelConfig, ResourcesConfig, ShoalConfig
+from cluster.errors import ModelNotFound, ShardLost
+from cluster.messages import SchedulerStats, ShardRef
+from tests.actors.living import (
+    TIMING,
+    assignment,
+    is_gone,
+    pid_of,
+    ray_session,
+    tiny_llama,
+    tiny_model,
+    until,
+)
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+QUICK = FleetTiming(
+    tick_s=0.1,
+    backoff=Backoff(first_s=0.1, longest_s=0.5),
+    patience=Patience(place_s=0.5, ping_every_s=0.1),
+    shards=TIMING,
+)
+
+
+class Sea:
+    """A fleet and its namespace."""
+
+    def __init__(self, namespace: str, *models: ModelConfig) -> None:
+        self.namespace = namespace
+        self.fleet = Fleet(ShoalConfig(models=models), namespace, QUICK)
+        self.fleet.start()
+
+    async def settled(self) -> bool:
+        return self.fleet.status().settled
+
+    def actor(self, name: str) -> Any:
+        return ray.get_actor(name, self.namespace)
+
+    def member(self, name: str) -> MemberStatus:
+        return next(one for one in self.fleet.status().members if one.name == name)
+
+    async def scheduler(self) -> SchedulerStats:
+        stats: SchedulerStats = await self.actor("scheduler").stats.remote()
+        return stats
+
+    async def shards(self) -> tuple[ShardRef, ...]:
+        """As the scheduler knows them, in the order of their names."""
+        known = (await self.scheduler()).shards
+        return tuple(sorted(known, key=lambda ref: ref.shard))
+
+    async def knows(self, count: int) -> bool:
+        return await self.settled() and len(await self.shards()) == count
+
+    async def ask(self, shard: ShardRef, max_tokens: int = 8) -> list[int]:
+        channels = Channels(self.namespace, "door")
+        try:
+            stream = channels.open(assignment(shard, max_tokens))
+            return [token async for delta in stream for token in delta.tokens]
+        finally:
+            await channels.close()
+
+    async def kill(self, name: str) -> None:
+        os.kill(await pid_of(self.actor(name)), signal.SIGKILL)
+
+    def names(self) -> list[str]:
+        actors = ray.util.list_named_actors(all_namespaces=True)
+        return sorted(one["name"] for one in actors if one["namespace"] == self.namespace)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with ray_session():
+        yield tiny_llama(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def module_sea(folder: Path) -> AsyncIterator[Sea]:
+    sea = Sea("fleet-tests", tiny_model(folder, resources=ResourcesConfig()))
+    yield sea
+    await sea.fleet.stop()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def sea(module_sea: Sea) -> Sea:
+    """One shard, ready and known to the scheduler, before each test."""
+    module_sea.fleet.scale({"tiny": 1})
+    await until(lambda: module_sea.knows(1))
+    return module_sea
+
+
+async def test_it_brings_up_a_scheduler_and_a_shard_that_answers(sea: Sea) -> None:
+    (shard,) = await sea.shards()
+    assert sea.names() == ["scheduler", "tiny/shard-0"]
+    assert len(await sea.ask(shard)) == 8
+
+
+async def test_scaling_keeps_the_shard_that_lives_and_both_serve(sea: Sea) -> None:
+    (before,) = await sea.shards()
+    pid = await pid_of(sea.actor("tiny/shard-0"))
+    sea.fleet.scale({"tiny": 2})
+    await until(lambda: sea.knows(2))
+    first, second = await sea.shards()
+    assert first == before
+    assert await pid_of(sea.actor("tiny/shard-0")) == pid
+    assert await sea.ask(first) == await sea.ask(second)
+    assert await sea.actor("tiny/shard-0").__ray_call__.remote(repr) == "KVShard(tiny/0, cpu x1)"
+    surplus = await pid_of(sea.actor("tiny/shard-1"))
+    sea.fleet.scale({"tiny": 1})
+    await until(lambda: sea.knows(1))
+
+    async def exited() -> bool:
+        return is_gone(surplus)
+
+    await until(exited)
+    assert await sea.shards() == (before,)
+    assert sea.names() == ["scheduler", "tiny/shard-0"]
+
+
+async def test_a_killed_shard_fails_its_streams_and_comes_back(sea: Sea) -> None:
+    (before,) = await sea.shards()
+    channels = Channels(sea.namespace, "door")
+    stream = channels.open(assignment(before, max_tokens=1500))
+    await anext(stream)
+    await sea.kill("tiny/shard-0")
+    with pytest.raises(ShardLost):
+        async for _ in stream:
+            pass
+    await channels.close()
+
+    async def replaced() -> bool:
+        return await sea.knows(1) and await sea.shards() != (before,)
+
+    await until(replaced)
+    (after,) = await sea.shards()
+    assert len(await sea.ask(after)) == 8
+
+
+async def test_a_killed_scheduler_comes_back_and_learns_of_the_shard_again(sea: Sea) -> None:
+    (shard,) = await sea.shards()
+    await sea.ask(shard)
+    before = await sea.scheduler()
+    await sea.kill("scheduler")
+
+    async def replaced() -> bool:
+        return (await sea.scheduler()).epoch > before.epoch if await sea.settled() else False
+
+    await until(replaced)
+    await until(lambda: sea.knows(1))
+    after = await sea.scheduler()
+    assert after.shards == (shard,)
+    assert after.indexed_pages > 0
+
+
+async def test_a_model_that_is_not_configured_cannot_be_scaled(sea: Sea) -> None:
+    with pytest.raises(ModelNotFound, match="tiny"):
+        sea.fleet.scale({"tiny": 3, "huge": 1})
+    assert sea.fleet.status().wanted == {"tiny": 1}
+
+
+async def test_weights_that_cannot_be_had_are_reported_and_tried_again(
+    folder: Path, tmp_path: Path
+) -> None:
+    sea = Sea("load-failure-tests", tiny_model(tmp_path / "nowhere"))
+
+    async def gave_up_twice() -> bool:
+        return any(member.losses >= 2 for member in sea.fleet.status().members)
+
+    await until(gave_up_twice)
+    assert "ModelUnavailable" in sea.member("tiny/shard-0").message
+    assert "nowhere" in sea.member("tiny/shard-0").message
+    assert sea.member("scheduler").state is State.READY
+    await sea.fleet.stop()
+
+
+async def test_a_shard_that_fits_nowhere_says_what_is_missing(folder: Path) -> None:
+    asks = ResourcesConfig(cpus=64, custom={"submarine": 1})
+    sea = Sea("unschedulable-tests", tiny_model(folder, resources=asks))
+
+    async def explained() -> bool:
+        return any("Unschedulable" in member.message for member in sea.fleet.status().members)
+
+    await until(explained)
+    shard = sea.member("tiny/shard-0")
+    assert shard.state is State.PENDING
+    assert "64 CPU" in shard.message
+    assert "0 of 0 submarine" in shard.message
+    await sea.fleet.stop()
+    assert sea.names() == []
+
+
+async def test_a_shard_that_loads_for_too_long_is_given_up(folder: Path) -> None:
+    sea = Sea("slow-load-tests", tiny_model(folder, load_timeout_s=0.01))
+
+    async def explained() -> bool:
+        return any("had not loaded" in member.message for member in sea.fleet.status().members)
+
+    await until(explained)
+    await sea.fleet.stop()
+
+
+async def test_stopping_leaves_no_actor_and_no_process(folder: Path) -> None:
+    sea = Sea("stop-tests", tiny_model(folder, shards=2))
+    await until(lambda: sea.knows(2))
+    pids = [await pid_of(sea.actor(name)) for name in sea.names()]
+    await sea.fleet.stop()
+    assert sea.names() == []
+
+    async def exited() -> bool:
+        return all(map(is_gone, pids))
+
+    assert len(pids) == 3
+    await until(exited)

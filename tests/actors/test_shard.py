@@ -1,0 +1,294 @@
+"""One real shard: its token stream, its doors, its books, its death."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import ray
+from ray.exceptions import ActorDiedError, RayTaskError
+
+from actors.creation import create_scheduler, create_shard, new_incarnation
+from actors.shard import ShardSpec
+from cluster.config import ModelConfig, SchedulingConfig
+from cluster.errors import ModelUnavailable, ShardLost
+from cluster.messages import (
+    Assignment,
+    DeltaBatch,
+    FinishReason,
+    RequestFailed,
+    ShardRef,
+    ShardStats,
+    TokenDelta,
+)
+from tests.actors.living import (
+    TIMING,
+    assignment,
+    is_gone,
+    pid_of,
+    ray_session,
+    tiny_llama,
+    tiny_model,
+    until,
+)
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+NAMESPACE = "shard-tests"
+LONG = 1500
+
+
+class Shard:
+    """A shard and the door at which a test stands."""
+
+    def __init__(self, spec: ShardSpec) -> None:
+        self.ref = spec.ref
+        self.actor: Any = create_shard(spec, cpus=0.0).handle
+
+    async def assign(self, *assignments: Assignment, door: str = "door") -> None:
+        await self.actor.assign.remote(door, assignments)
+
+    async def cancel(self, request_id: str, choice: int | None = None) -> None:
+        await self.actor.cancel.remote("door", ((request_id, choice),))
+
+    async def poll(self, acknowledged: int, door: str = "door") -> DeltaBatch:
+        batch: DeltaBatch = await self.actor.deltas.remote(door, acknowledged)
+        return batch
+
+    async def stats(self) -> ShardStats:
+        stats: ShardStats = await self.actor.stats.remote()
+        return stats
+
+    async def is_empty(self) -> bool:
+        stats = await self.stats()
+        return stats.running + stats.waiting + stats.used_pages == 0
+
+    async def is_running(self) -> bool:
+        return (await self.stats()).running > 0
+
+    async def read(self, acknowledged: int = 0, door: str = "door") -> list[TokenDelta]:
+        """All deltas until each choice of one request has ended; every batch is fetched twice."""
+        deltas: list[TokenDelta] = []
+        while not deltas or deltas[-1].finish is None:
+            batch = await self.poll(acknowledged, door)
+            if batch.number > acknowledged:
+                assert await self.poll(acknowledged, door) == batch
+                acknowledged = batch.number
+            for delta in batch.deltas:
+                assert isinstance(delta, TokenDelta), delta
+                deltas.append(delta)
+        return deltas
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
+    return tiny_model(tiny_llama(tmp_path_factory.mktemp("tiny")))
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[None]:
+    with ray_session():
+        yield
+
+
+@pytest.fixture(scope="module")
+def scheduler(session: None) -> Any:
+    return create_scheduler(SchedulingConfig(), NAMESPACE).handle
+
+
+def spec_of(model: ModelConfig, index: int) -> ShardSpec:
+    name = f"{model.name}/shard-{index}"
+    ref = ShardRef(name, model.name, name, new_incarnation())
+    return ShardSpec(ref, model, NAMESPACE, threads=1, timing=TIMING)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def loaded(model: ModelConfig, scheduler: Any) -> Shard:
+    shard = Shard(spec_of(model, 0))
+    await shard.actor.load.remote()
+    await until(lambda: known(scheduler, shard.ref))
+    return shard
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def shard(loaded: Shard) -> AsyncIterator[Shard]:
+    """The module's shard; its doors are forgotten and its books balance between two tests."""
+    yield loaded
+    await until(loaded.is_empty)
+    await until(lambda: has_doors(loaded, 0))
+    await loaded.actor.verify.remote()
+
+
+async def known(scheduler: Any, ref: ShardRef) -> bool:
+    return ref in (await scheduler.stats.remote()).shards
+
+
+async def has_doors(shard: Shard, count: int) -> bool:
+    return (await shard.stats()).doors == count
+
+
+async def test_tokens_arrive_once_and_in_order_though_each_batch_is_sent_twice(
+    shard: Shard,
+) -> None:
+    await shard.assign(assignment(shard.ref, max_tokens=40))
+    first = await shard.read()
+    await shard.assign(assignment(shard.ref, max_tokens=40), door="another")
+    second = await shard.read(door="another")
+    tokens = [[token for delta in deltas for token in delta.tokens] for deltas in (first, second)]
+    assert len(tokens[0]) == 40
+    assert tokens[0] == tokens[1]
+    assert second[0].cached_tokens > 0
+    assert second[-1].finish is FinishReason.LENGTH
+
+
+async def test_a_request_that_is_sent_twice_is_served_once(shard: Shard) -> None:
+    request = assignment(shard.ref, max_tokens=5)
+    before = (await shard.stats()).tokens_sampled
+    await shard.assign(request, request)
+    await shard.read()
+    await shard.assign(request)
+    await until(shard.is_empty)
+    assert (await shard.stats()).tokens_sampled == before + 5
+
+
+async def test_a_lease_of_an_earlier_life_is_refused(shard: Shard) -> None:
+    await shard.assign(assignment(replace(shard.ref, incarnation="earlier")))
+    (failed,) = (await shard.poll(0)).deltas
+    assert isinstance(failed, RequestFailed)
+    assert failed.kind == "StaleLease"
+
+
+async def test_what_the_engine_refuses_is_told_to_the_door(shard: Shard) -> None:
+    request = assignment(shard.ref)
+    await shard.assign(replace(request, request=replace(request.request, prompt=())))
+    (failed,) = (await shard.poll(0)).deltas
+    assert isinstance(failed, RequestFailed)
+    assert failed.kind == "InvalidRequest"
+
+
+async def test_a_cancelled_request_frees_its_pages_within_one_step(shard: Shard) -> None:
+    request = assignment(shard.ref, max_tokens=LONG)
+    await shard.assign(request)
+    await until(shard.is_running)
+    await shard.cancel(request.request.request_id)
+    at_cancel = (await shard.stats()).steps
+    await until(shard.is_empty)
+    assert (await shard.stats()).steps <= at_cancel + 1
+
+
+async def test_a_cancelled_choice_leaves_the_others_alone(shard: Shard) -> None:
+    request = assignment(shard.ref, max_tokens=300, choices=2)
+    await shard.assign(request)
+    await until(shard.is_running)
+    await shard.cancel(request.request.request_id, choice=1)
+    ends = [delta.choice for delta in await shard.read() if delta.finish is not None]
+    assert ends == [0]
+
+
+async def test_another_door_cannot_cancel_a_request(shard: Shard) -> None:
+    request = assignment(shard.ref, max_tokens=60)
+    await shard.assign(request)
+    await shard.actor.cancel.remote("another", ((request.request.request_id, None),))
+    assert (await shard.read())[-1].finish is FinishReason.LENGTH
+
+
+async def test_a_door_that_disappears_loses_its_requests_and_its_outbox(shard: Shard) -> None:
+    await shard.assign(assignment(shard.ref, max_tokens=LONG))
+    number = (await shard.poll(0)).number
+    await until(lambda: has_doors(shard, 0))
+    assert await shard.is_empty()
+    with pytest.raises(RayTaskError) as told:
+        await shard.poll(number)
+    assert isinstance(told.value.cause, ShardLost)
+
+
+async def test_control_calls_are_answered_beside_many_long_polls(shard: Shard) -> None:
+    polls = [asyncio.ensure_future(shard.poll(0, door=f"door {i}")) for i in range(200)]
+    await shard.actor.ping.remote()
+    await asyncio.gather(*polls)
+
+
+async def test_an_idle_engine_does_not_turn(shard: Shard) -> None:
+    await until(shard.is_empty)
+    before = (await shard.actor.ping.remote()).turns
+    assert (await shard.poll(0)).deltas == ()
+    after = await shard.actor.ping.remote()
+    assert (after.turns, after.busy) == (before, False)
+
+
+async def test_the_scheduler_hears_of_cached_pages(shard: Shard, scheduler: Any) -> None:
+    await shard.assign(assignment(shard.ref))
+    await shard.read()
+    cached = (await shard.stats()).cached_pages
+
+    async def indexed() -> bool:
+        return bool((await scheduler.stats.remote()).indexed_pages == cached)
+
+    await until(indexed)
+
+
+async def test_its_name_tells_model_index_and_device(shard: Shard) -> None:
+    await shard.actor.use_threads.remote(1)
+    name = await shard.actor.__ray_call__.remote(repr)
+    assert name == "KVShard(tiny/0, cpu x1)"
+
+
+async def test_threads_can_be_changed_while_it_lives(shard: Shard) -> None:
+    await shard.actor.use_threads.remote(2)
+    assert await shard.actor.__ray_call__.remote(repr) == "KVShard(tiny/0, cpu x2)"
+    await shard.assign(assignment(shard.ref))
+    await shard.read()
+    await shard.actor.use_threads.remote(1)
+
+
+async def test_weights_that_are_not_there_are_an_operators_error(
+    model: ModelConfig, session: None, tmp_path: Path
+) -> None:
+    missing = model.model_copy(update={"source": str(tmp_path / "nowhere"), "name": "missing"})
+    shard = Shard(spec_of(missing, 0))
+    with pytest.raises(RayTaskError) as told:
+        await shard.actor.load.remote()
+    assert isinstance(told.value.cause, ModelUnavailable)
+    assert "nowhere" in told.value.cause.message
+    assert (await shard.actor.ping.remote()).turns == 0
+    ray.kill(shard.actor)
+
+
+async def test_a_shard_whose_step_fails_says_so_and_exits(
+    model: ModelConfig, scheduler: Any
+) -> None:
+    shard = Shard(spec_of(model, 7))
+    await shard.actor.load.remote()
+    pid = await pid_of(shard.actor)
+    watch = shard.actor.watch.remote()
+    await shard.assign(assignment(shard.ref, max_tokens=LONG))
+    await until(shard.is_running)
+    number = (await shard.poll(0)).number
+    await shard.actor.__ray_call__.remote(break_engine)
+    with pytest.raises(RayTaskError) as told:
+        await watch
+    assert "device is on fire" in str(told.value.cause)
+    failed = (await shard.poll(number)).deltas[-1]
+    assert isinstance(failed, RequestFailed)
+    assert failed.kind == "ShardLost"
+
+    async def exited() -> bool:
+        return is_gone(pid)
+
+    await until(exited)
+    with pytest.raises(ActorDiedError):
+        await shard.actor.ping.remote()
+
+
+def break_engine(shard: Any) -> None:
+    """Make the engine's thread raise what a broken device would."""
+
+    def order(_engine: Any) -> None:
+        raise RuntimeError("the device is on fire")
+
+    shard._engine._post(order)
