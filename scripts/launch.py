@@ -173,11 +173,12 @@ class Cluster:
             raise LaunchFailed(f"the Ray cluster ended unexpectedly:\n{self._tail()}")
 
     def stop(self) -> None:
-        """End it in order, by closing its stdin."""
+        """End it in order, by closing its stdin; what is still starting has no order to end in."""
         assert self._child.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended by itself
             self._child.stdin.close()
-        self._child.wait(SHUTDOWN_PATIENCE_S)
+        if self.dashboard:
+            self._child.wait(SHUTDOWN_PATIENCE_S)
 
     def kill(self) -> None:
         """End whatever is left of it, now."""

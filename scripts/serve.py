@@ -119,7 +119,8 @@ def _greeting(
 ) -> str:
     url = f"http://127.0.0.1:{config.port}{config.route}"
     question = {"role": "user", "content": "What is the capital of France?"}
-    body = json.dumps({"model": config.shoal.models[0].name, "messages": [question]})
+    model = config.shoal.models[0].name
+    body = json.dumps({"model": model, "temperature": 0, "messages": [question]})
     key = "" if config.shoal.gateway.auth.mode == "none" else _key_header(config, secrets)
     took = ", ".join(f"{stage.lower()} {took:.1f}" for stage, took in seconds.items())
     return f"""

@@ -7,30 +7,31 @@ import sys
 
 import psutil
 
-# Starts a grandchild whose parent dies at once, ends its descendants, and says who was ended.
+SLEEP = "import time; time.sleep(600)"
+
+# Starts a grandchild whose parent dies at once and a child, ends both, and says who they were.
 ENDS_ITS_TREE = """
 import subprocess, sys
 from scripts.processes import adopt_orphans, end_descendants
 
 adopt_orphans()
+sleeper = [sys.executable, "-c", sys.argv[1]]
 parent = (
     "import subprocess, sys;"
-    "print(subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE).pid)"
+    "print(subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL).pid)"
 )
-orphan = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True).stdout
-child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+orphan = subprocess.check_output([sys.executable, "-c", parent, *sleeper], text=True)
+child = subprocess.Popen(sleeper, stdout=subprocess.DEVNULL)
 print(end_descendants(), orphan.strip(), child.pid)
 """
 
 
 def test_children_and_orphans_of_children_are_ended_and_strangers_are_not() -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stranger:
-        done = subprocess.run(
-            [sys.executable, "-c", ENDS_ITS_TREE], capture_output=True, text=True, check=True
-        )
-        ended, orphan, child = map(int, done.stdout.split())
+    with subprocess.Popen([sys.executable, "-c", SLEEP]) as stranger:
+        tree = subprocess.check_output([sys.executable, "-c", ENDS_ITS_TREE, SLEEP], text=True)
+        ended, orphan, child = map(int, tree.split())
+        assert ended == 2
         assert not psutil.pid_exists(orphan)
         assert not psutil.pid_exists(child)
-        assert ended in (1, 2)  # the orphan may have read the end of its stdin by itself
         assert stranger.poll() is None
         stranger.kill()

@@ -1,0 +1,85 @@
+"""`make serve` answers the curl line it prints, refuses early, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = "applications: [{{name: x, import_path: deployments.app:build, args: {args}}}]"
+
+
+def serve(*options: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "scripts.serve", *options],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def outcome(*options: str) -> tuple[int, str]:
+    with serve(*options) as launcher:
+        output, _ = launcher.communicate(timeout=60)
+        return launcher.returncode, output
+
+
+def free_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        return str(held.getsockname()[1])
+
+
+def test_a_taken_port_is_refused_with_a_free_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+        status, output = outcome("--port", str(port))
+    assert status == 2
+    assert f"port {port} cannot be used for the API (Address already in use)" in output
+    assert "make serve PORT=" in output
+
+
+def test_a_wrong_configuration_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(CONFIG.format(args="{models: [{shard: 2}]}"))
+    status, output = outcome("--config", str(config), "--port", free_port())
+    assert status == 2
+    assert "args.models[0].shard: Extra inputs are not permitted (allowed: " in output
+
+
+def test_a_model_that_cannot_be_had_is_said_so_before_ray_starts(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(CONFIG.format(args="{models: [{source: /no/such/folder}]}"))
+    status, output = outcome("--config", str(config), "--port", free_port())
+    assert status == 1
+    assert "serve: no model at '/no/such/folder'" in output
+    assert "Ray" not in output
+
+
+@pytest.mark.slow
+def test_the_printed_curl_line_answers_and_a_signal_ends_everything() -> None:
+    port = free_port()
+    with serve("--port", port) as launcher:
+        assert launcher.stdout is not None
+        printed: list[str] = []
+        for line in launcher.stdout:
+            printed.append(line)
+            if line.startswith("Ctrl-C ends"):
+                break
+        (curl,) = [line for line in printed if line.startswith("  curl ")]
+        answer = subprocess.run(curl, shell=True, capture_output=True, text=True, check=True)
+        started = psutil.Process(launcher.pid).children(recursive=True)
+        launcher.send_signal(signal.SIGINT)
+        launcher.stdout.read()
+        status = launcher.wait(120)
+    assert "The capital of France is Paris." in answer.stdout
+    assert len(started) > 5
+    assert [process for process in started if process.is_running()] == []
+    assert status == 0
+    socket.create_server(("127.0.0.1", int(port))).close()
