@@ -16,7 +16,8 @@ from ray.exceptions import RayActorError
 from actors.naming import SCHEDULER, ActorAddress
 from actors.tasks import cancel_all
 from cluster.errors import NotReady, SchedulerLost
-from cluster.messages import Decision, DecisionBatch, SchedulerStats, Submission
+from cluster.messages import Decision, DecisionBatch, Submission
+from cluster.stats import SchedulerStats
 
 T = TypeVar("T")
 

@@ -26,12 +26,12 @@ from cluster.messages import (
     DecisionBatch,
     Lease,
     ReportAck,
-    SchedulerStats,
     ShardRef,
     ShardReport,
     Submission,
 )
 from cluster.scheduling import SchedulerBrain
+from cluster.stats import SchedulerStats
 
 TICK_S = 0.05
 """How late a deadline or a timeout may be noticed; leases never wait for a tick."""

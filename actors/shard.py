@@ -27,8 +27,8 @@ from cluster.messages import (
     RequestFailed,
     ShardCapacity,
     ShardRef,
-    ShardStats,
 )
+from cluster.stats import ShardStats
 
 if TYPE_CHECKING:
     from actors.engine.engine import Engine

@@ -34,13 +34,13 @@ from cluster.messages import (
     Refusal,
     RefusalKind,
     ReportAck,
-    SchedulerStats,
     ShardRef,
     ShardReport,
     Submission,
 )
 from cluster.queues import ClassQueues, Waiting
 from cluster.routing import PrefixIndex, place
+from cluster.stats import SchedulerStats
 
 
 class SchedulerBrain:

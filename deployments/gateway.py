@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from cluster.config import ShoalConfig
-from cluster.messages import ClusterStats, FinishReason
+from cluster.messages import FinishReason
+from cluster.stats import ClusterStats
 from deployments.admission import Admission, Call, ServedModel
 from deployments.auth import ApiKeys
 from deployments.generation import Piece, TokenSource, Usage, read_pieces

@@ -19,7 +19,8 @@ from actors.naming import ActorAddress
 from actors.placement import SchedulerClient
 from cluster.config import ShoalConfig
 from cluster.errors import ModelNotFound, NotReady, SchedulerLost
-from cluster.messages import ClusterStats, Decision, ShardRef, ShardStats, Submission
+from cluster.messages import Decision, ShardRef, Submission
+from cluster.stats import ClusterStats, ShardStats
 
 STATS_TIMEOUT_S = 2.0
 HANDLE_ATTEMPTS = 20

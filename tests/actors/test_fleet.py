@@ -19,7 +19,8 @@ from actors.lifecycle import Backoff, State
 from actors.lives import Patience
 from cluster.config import ModelConfig, ResourcesConfig, ShoalConfig
 from cluster.errors import ModelNotFound, ShardLost
-from cluster.messages import SchedulerStats, ShardRef
+from cluster.messages import ShardRef
+from cluster.stats import SchedulerStats
 from tests.actors.living import (
     TIMING,
     assignment,

@@ -23,9 +23,9 @@ from cluster.messages import (
     FinishReason,
     RequestFailed,
     ShardRef,
-    ShardStats,
     TokenDelta,
 )
+from cluster.stats import ShardStats
 from tests.actors.living import (
     TIMING,
     assignment,

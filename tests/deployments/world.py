@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 
 from cluster.config import ModelConfig, parse_config
-from cluster.messages import ClusterStats, Request, SchedulerStats
+from cluster.messages import Request
+from cluster.stats import ClusterStats, SchedulerStats
 from deployments.admission import ServedModel
 from deployments.auth import ApiKeys
 from deployments.gateway import Gateway, Outside

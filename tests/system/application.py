@@ -18,7 +18,7 @@ from openai import AsyncOpenAI
 from ray import serve
 
 from actors.naming import SCHEDULER, shard_name
-from cluster.messages import ShardStats
+from cluster.stats import ShardStats
 from deployments.app import build
 from tests.actors.living import pid_of, until
 

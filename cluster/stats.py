@@ -1,0 +1,52 @@
+"""Snapshots of the books, for tests, dashboards and people: what is, at one moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cluster.messages import ShardRef
+
+
+@dataclass(frozen=True, slots=True)
+class ShardStats:
+    """A shard's books at one moment, for tests, dashboards and people.
+
+    used + cached + free = total: `used_pages` belong to live sequences, `cached_pages` are kept
+    only for their prefix and may be reused at once.
+    """
+
+    shard: ShardRef
+    steps: int
+    running: int
+    waiting: int
+    total_pages: int
+    used_pages: int
+    cached_pages: int
+    free_pages: int
+    preemptions: int
+    tokens_computed: int
+    tokens_sampled: int
+    prefix_hit_tokens: int
+    doors: int
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """The scheduler's books at one moment."""
+
+    epoch: int
+    queued: dict[str, int] = field(default_factory=dict)
+    leased: int = 0
+    shards: tuple[ShardRef, ...] = ()
+    granted: int = 0
+    refused: int = 0
+    withdrawn: int = 0
+    indexed_pages: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStats:
+    """The books of the scheduler, and of those shards that it knows and that answered."""
+
+    scheduler: SchedulerStats
+    shards: tuple[ShardStats, ...]
