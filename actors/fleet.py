@@ -22,10 +22,11 @@ from actors.creation import create_scheduler, create_shard, new_incarnation
 from actors.lifecycle import Backoff, Create, Event, Member, State, Stop, advance, decide
 from actors.lives import Life, Patience, bury, in_words, live
 from actors.naming import SCHEDULER, shard_name
+from actors.reporting import ReportTiming
 from actors.shard import ShardSpec, ShardTiming
 from actors.sharing import Share, fair_share, machines
 from actors.tasks import cancel_all
-from cluster.config import ModelConfig, ShoalConfig
+from cluster.config import ModelConfig, SchedulingConfig, ShoalConfig
 from cluster.errors import ModelNotFound
 from cluster.messages import ShardRef
 
@@ -81,7 +82,7 @@ class Fleet:
     ) -> None:
         self._config = config
         self._namespace = namespace
-        self._timing = timing or FleetTiming()
+        self._timing = timing or _timing(config.scheduling)
         self._models = {model.name: model for model in config.models}
         self._wanted = {model.name: model.shards for model in config.models}
         self._members: dict[str, Member] = {}
@@ -233,3 +234,8 @@ class Fleet:
             now = time.monotonic()
             self._members[name] = advance(member, event, now, message, self._timing.backoff)
         self._changed.set()
+
+
+def _timing(config: SchedulingConfig) -> FleetTiming:
+    reports = ReportTiming(heartbeat_s=config.heartbeat_s)
+    return FleetTiming(shards=ShardTiming(reports=reports))

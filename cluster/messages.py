@@ -208,7 +208,7 @@ class TokenDelta:
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """The shard cannot go on with the request; `kind` is the name of a FaultError."""
+    """The shard cannot go on with the request; `kind` is the name of a FaultError or RequestError."""
 
     request_id: str
     kind: str
