@@ -208,7 +208,7 @@ class TokenDelta:
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """The shard cannot go on with the request; `kind` is the name of a FaultError or RequestError."""
+    """The shard cannot go on; `kind` is the name of a FaultError or of a RequestError."""
 
     request_id: str
     kind: str
