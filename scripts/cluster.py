@@ -2,7 +2,8 @@
 
 The launcher starts this in a session of its own: a Ctrl-C on the terminal does not reach Ray, and
 should the launcher be killed outright, stdin ends and everything here is taken down all the same.
-Says one line of JSON on stdout, `{"dashboard": "host:port"}` or `{"refused": "why"}`.
+Says one line of JSON on stdout: `{"dashboard": "host:port", "ray": "host:port"}`, or
+`{"refused": "why"}`.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def _run(config: dict[str, Any], temp_dir: str) -> None:
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(0))
     try:
         ServeSubmissionClient(f"http://{context.dashboard_url}").deploy_applications(config)
-        _say({"dashboard": context.dashboard_url})
+        _say({"dashboard": context.dashboard_url, "ray": context.address_info["gcs_address"]})
         sys.stdin.read()
     finally:
         serve.shutdown()

@@ -126,6 +126,7 @@ class Cluster:
                 start_new_session=True,
             )
         self.dashboard = ""
+        self.ray_address = ""
 
     def deploy(self) -> None:
         """Start Ray and hand it the config; returns once Serve has accepted it."""
@@ -140,6 +141,7 @@ class Cluster:
         if "dashboard" not in answer:
             raise LaunchFailed(f"Ray did not start:\n{self._tail()}")
         self.dashboard = f"http://{answer['dashboard']}"
+        self.ray_address = str(answer["ray"])
 
     def await_deployed(self, display: Display) -> None:
         """Return when every deployment runs; raise LaunchFailed as soon as one has failed."""

@@ -122,12 +122,14 @@ def _greeting(
     model = config.shoal.models[0].name
     body = json.dumps({"model": model, "temperature": 0, "messages": [question]})
     key = "" if config.shoal.gateway.auth.mode == "none" else _key_header(config, secrets)
+    token = f"RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={secrets.ray_token}"
     took = ", ".join(f"{stage.lower()} {took:.1f}" for stage, took in seconds.items())
     return f"""
 Ready after {sum(seconds.values()):.1f} s ({took}).
 
   API        {url}/v1   docs: {url}/docs
   Dashboard  {cluster.dashboard}   it asks for the token that this prints: cat {secrets.ray_token}
+  Python     RAY_ADDRESS={cluster.ray_address} {token} .venv/bin/python examples/handle.py
   Logs       {cluster.temp_dir}/session_latest/logs
 
   curl {url}/v1/chat/completions {key}-H 'Content-Type: application/json' -d '{body}'

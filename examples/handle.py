@@ -1,0 +1,23 @@
+"""Ask a running Shoal through its Python handle: whole, and piece by piece.
+
+`make serve` prints how to run this against what it started.
+"""
+
+from __future__ import annotations
+
+import ray
+from ray import serve
+
+from deployments.handle import GenerateRequest
+from deployments.openai import ChatMessage
+
+ray.init(log_to_driver=False)
+shoal = serve.get_app_handle("shoal")
+
+question = ChatMessage(role="user", content="What is the capital of France?")
+request = GenerateRequest(messages=[question], temperature=0)
+print(shoal.generate.remote(request).result().text)
+
+for delta in shoal.options(stream=True).stream.remote(request):
+    print(delta.text, end="", flush=True)
+print()
