@@ -16,7 +16,7 @@ from ray.serve.handle import DeploymentHandle
 
 from actors.fleet import FleetStatus
 from actors.naming import ActorAddress
-from actors.placement import SchedulerClient
+from actors.scheduler_client import SchedulerClient
 from cluster.config import ShoalConfig
 from cluster.errors import ModelNotFound, NotReady, SchedulerLost
 from cluster.messages import Decision, ShardRef, Submission

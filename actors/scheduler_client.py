@@ -8,18 +8,21 @@ still waits when a scheduler died is simply submitted again to the next one.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayError
 
 from actors.naming import SCHEDULER, ActorAddress
-from actors.tasks import cancel_all
+from actors.tasks import cancel_all, first_to_end
 from cluster.errors import NotReady, SchedulerLost
 from cluster.messages import Decision, DecisionBatch, Submission
 from cluster.stats import SchedulerStats
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 SILENCE_S = 10.0
 """Unheard for so long, the scheduler may have given us up: what waits is posted again."""
@@ -34,7 +37,8 @@ AWAY = (RayActorError, NotReady)
 class SchedulerClient:
     """The connection of `router` to the scheduler actor of `namespace`.
 
-    Raises SchedulerLost where no scheduler could be reached for `patience_s`.
+    Raises SchedulerLost where no scheduler could be reached for `patience_s`, and to all who wait
+    where one fails at a call: its books are not to be trusted with asking again.
     """
 
     def __init__(self, router: str, namespace: str, patience_s: float = 30.0) -> None:
@@ -48,7 +52,7 @@ class SchedulerClient:
         self._epoch = 0
         self._heard_at = 0.0
         self._acknowledged = 0
-        self._loops: list[asyncio.Task[None]] = []
+        self._running: asyncio.Task[None] | None = None
 
     async def place(self, submission: Submission) -> Decision:
         """The scheduler's decision on `submission`, however long it queues there."""
@@ -74,13 +78,25 @@ class SchedulerClient:
         return await self._call(lambda scheduler: scheduler.stats.remote())
 
     async def close(self) -> None:
-        """End the loops; no task is left."""
-        await cancel_all(*self._loops)
+        """Whoever waits is told SchedulerLost; no task is left."""
+        if self._running is not None:
+            await cancel_all(self._running)
 
     def _start(self) -> None:
-        if not self._loops:
-            loop = asyncio.get_running_loop()
-            self._loops = [loop.create_task(self._send()), loop.create_task(self._receive())]
+        """Connect with the first submission, and anew with the first after a failure."""
+        if self._running is None or self._running.done():
+            self._running = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        reason = "the connection to the scheduler was closed"
+        try:
+            await first_to_end(self._send(), self._receive())
+        except RayError:
+            reason = "the scheduler failed; the log has the reason"
+            logger.exception("router %s: the scheduler failed at a call", self._router)
+        finally:
+            for request_id in tuple(self._waiting):
+                self._settle(request_id, SchedulerLost(reason))
 
     def _post(self, submissions: list[Submission]) -> None:
         self._outbox.extend(submissions)
