@@ -24,7 +24,7 @@ from actors.lives import Life, Patience, bury, in_words, live
 from actors.naming import SCHEDULER, shard_name
 from actors.reporting import ReportTiming
 from actors.shard import ShardSpec, ShardTiming
-from actors.sharing import Share, fair_share, machines
+from actors.sharing import Machines, Share, fair_share, machines
 from actors.tasks import cancel_all
 from cluster.config import ModelConfig, SchedulingConfig, ShoalConfig
 from cluster.errors import ModelNotFound
@@ -88,6 +88,7 @@ class Fleet:
         self._members: dict[str, Member] = {}
         self._lives: dict[str, Life] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._burying: set[str] = set()
         self._changed = asyncio.Event()
         self._looked_at = time.monotonic()
         self._loop: asyncio.Task[None] | None = None
@@ -123,7 +124,9 @@ class Fleet:
         """End every actor and wait until all are dead. The fleet cannot be started again."""
         if self._loop is not None:
             await cancel_all(self._loop)
-        await cancel_all(*self._tasks.values())
+        for name in self._tasks:
+            self._cut_short(name)
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _run(self) -> None:
         while True:
@@ -166,7 +169,12 @@ class Fleet:
             del self._members[name]
             return
         self._move(name, Event.STOP)
-        self._tasks[name].cancel()
+        self._cut_short(name)
+
+    def _cut_short(self, name: str) -> None:
+        """End a life. A burial goes on: cut short, it would leave the actor, and never be LOST."""
+        if name not in self._burying:
+            self._tasks[name].cancel()
 
     async def _live(self, wish: Create) -> None:
         """One life; whatever ends it, the actor is dead and its name free before the next."""
@@ -178,14 +186,16 @@ class Fleet:
             reason = in_words(error)
             logger.warning("%s is lost: %s", wish.name, reason)
         finally:
+            self._burying.add(wish.name)
             await self._end(wish.name)
+            self._burying.remove(wish.name)
             self._move(wish.name, Event.LOST, reason)
 
     def _begin(self, wish: Create) -> Life:
         if wish.model is None:
             return create_scheduler(self._config.scheduling, self._namespace)
         model = self._models[wish.model]
-        share = self._share(model)
+        share = self._share(model, machines(ray.nodes()))
         ref = ShardRef(wish.name, model.name, wish.name, new_incarnation())
         spec = ShardSpec(
             ref, model, self._namespace, share.threads, share.gpus, self._timing.shards
@@ -209,14 +219,15 @@ class Fleet:
             async with asyncio.timeout(1.0):
                 await scheduler.handle.shard_gone.remote(life.shard)
 
-    def _share(self, model: ModelConfig) -> Share:
-        return fair_share(model.resources, sum(self._wanted.values()), machines(ray.nodes()))
+    def _share(self, model: ModelConfig, cluster: Machines) -> Share:
+        return fair_share(model.resources, sum(self._wanted.values()), cluster)
 
     def _share_anew(self) -> None:
         """Tell the living how many threads are theirs now; who is born later is told then."""
+        cluster = machines(ray.nodes())
         for life in self._lives.values():
             if life.shard is not None:
-                share = self._share(self._models[life.shard.model])
+                share = self._share(self._models[life.shard.model], cluster)
                 life.handle.use_threads.remote(share.threads)
 
     def _hear(self, name: str, event: Event | None, message: str) -> None:

@@ -177,6 +177,30 @@ async def test_a_killed_scheduler_comes_back_and_learns_of_the_shard_again(sea: 
     assert after.indexed_pages > 0
 
 
+async def test_a_shard_that_is_unwanted_while_it_is_buried_is_gone_and_can_come_back(
+    sea: Sea, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler = await pid_of(sea.actor("scheduler"))
+    os.kill(scheduler, signal.SIGSTOP)  # deaf to the news, which makes the burial a long one
+    await sea.kill("tiny/shard-0")
+
+    async def burying() -> bool:
+        return "tiny/shard-0 is lost" in caplog.text
+
+    await until(burying)
+    sea.fleet.scale({"tiny": 0})
+
+    async def stopping() -> bool:
+        return sea.member("tiny/shard-0").state is State.STOPPING
+
+    await until(stopping)
+    os.kill(scheduler, signal.SIGCONT)
+    await until(lambda: sea.knows(0))
+    assert sea.names() == ["scheduler"]
+    sea.fleet.scale({"tiny": 1})
+    await until(lambda: sea.knows(1))
+
+
 async def test_a_model_that_is_not_configured_cannot_be_scaled(sea: Sea) -> None:
     with pytest.raises(ModelNotFound, match="tiny"):
         sea.fleet.scale({"tiny": 3, "huge": 1})
