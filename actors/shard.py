@@ -68,7 +68,6 @@ class ShardSpec:
 class Pulse:
     """A sign of life: `turns` of the engine's loop so far, and whether one is under way."""
 
-    pid: int
     turns: int
     busy: bool
 
@@ -117,7 +116,7 @@ class KVShard:
         return capacity
 
     async def ping(self) -> Pulse:
-        return Pulse(os.getpid(), self._engine.turns, self._engine.busy)
+        return Pulse(self._engine.turns, self._engine.busy)
 
     async def watch(self) -> None:
         """Never returns. Raises ShardLost where the shard gives itself up, with the reason."""

@@ -20,7 +20,7 @@
     +-- FaultError              ours: a part of the system failed
         +-- ShardLost               the shard died with the sequence on it
         +-- SchedulerLost           the scheduler could not be reached
-        +-- StaleLease              the lease belongs to another life of the shard or scheduler
+        +-- StaleLease              the lease belongs to another life of the shard
         +-- IllegalTransition       a state change that the table does not allow
         +-- LedgerBroken            a ledger does not add up
 
@@ -140,7 +140,7 @@ class SchedulerLost(FaultError):
 
 
 class StaleLease(FaultError):
-    """The lease belongs to another life of the shard or of the scheduler."""
+    """The lease belongs to another life of the shard."""
 
 
 class IllegalTransition(FaultError):

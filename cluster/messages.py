@@ -15,11 +15,10 @@ PageHash = bytes
 
 
 class FinishReason(StrEnum):
-    """Why a choice ended, in OpenAI's words where they have one."""
+    """Why a choice ended, in OpenAI's words. One that was cancelled ends without a word."""
 
     STOP = "stop"
     LENGTH = "length"
-    CANCELLED = "cancelled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +243,6 @@ class HeldRequest:
     request_id: str
     prompt_tokens: int
     computed_tokens: int
-    max_tokens: int
     choices: int
 
 

@@ -104,7 +104,6 @@ class Family:
             request_id=self.request.request_id,
             prompt_tokens=len(self.request.prompt),
             computed_tokens=max(one.sequence.computed for one in self.members.values()),
-            max_tokens=self.request.stopping.max_tokens,
             choices=len(self.members),
         )
 

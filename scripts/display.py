@@ -52,10 +52,6 @@ class Display:
             self._console.print(line, markup=False)
         self._told = line
 
-    def say(self, text: str) -> None:
-        """A line that stays."""
-        self._console.print(text, markup=False)
-
     def _end_stage(self) -> None:
         if self._stage:
             took = time.monotonic() - self._since

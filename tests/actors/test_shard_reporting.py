@@ -28,7 +28,7 @@ def outcome(
 
 
 def held(request_id: str) -> HeldRequest:
-    return HeldRequest(request_id, 8, 8, 8, 1)
+    return HeldRequest(request_id, 8, 8, 1)
 
 
 @pytest.fixture

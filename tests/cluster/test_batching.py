@@ -202,7 +202,7 @@ def test_held_requests_say_how_far_they_are(make_shard: MakeShard) -> None:
     shard = make_shard(budget=4)
     shard.batcher.admit(assignment("a", prompt_of(6), max_tokens=9, choices=2))
     shard.step()
-    assert shard.batcher.held() == (HeldRequest("a", 6, 4, 9, 2),)
+    assert shard.batcher.held() == (HeldRequest("a", 6, 4, 2),)
 
 
 def test_statistics_count_computed_and_sampled_tokens(make_shard: MakeShard) -> None:

@@ -99,7 +99,7 @@ def test_an_unclaimed_lease_makes_its_shard_speak_and_expires_if_the_shard_has_n
 
 def test_a_lease_that_waits_in_its_shards_own_queue_does_not_expire(book: LeaseBook) -> None:
     grant(book)
-    held = HeldRequest("a", prompt_tokens=32, computed_tokens=0, max_tokens=8, choices=1)
+    held = HeldRequest("a", prompt_tokens=32, computed_tokens=0, choices=1)
     book.reconcile(report(2, held=(held,), full=True), now=31.0)
     assert state(book) is LeaseState.CLAIMED
 
@@ -122,7 +122,7 @@ def test_what_starts_and_ends_while_a_full_report_is_drawn_up_is_not_missed(
 ) -> None:
     for request_id in ("waits", "starts", "arrives", "ends"):
         grant(book, request_id)
-    held = tuple(HeldRequest(key, 32, 0, 8, 1) for key in ("waits", "starts"))
+    held = tuple(HeldRequest(key, 32, 0, 1) for key in ("waits", "starts"))
     news = report(2, started=("starts", "arrives"), ended=("ends",), held=held, full=True)
     book.reconcile(news, now=31.0)
     states = [state(book, key) for key in ("waits", "starts", "arrives", "ends")]
@@ -131,7 +131,7 @@ def test_what_starts_and_ends_while_a_full_report_is_drawn_up_is_not_missed(
 
 
 def test_what_a_shard_holds_is_adopted_with_what_is_left_of_its_prompt(book: LeaseBook) -> None:
-    held = HeldRequest("a", prompt_tokens=100, computed_tokens=60, max_tokens=8, choices=2)
+    held = HeldRequest("a", prompt_tokens=100, computed_tokens=60, choices=2)
     book.reconcile(report(2, held=(held,), full=True), now=1.0)
     assert state(book) is LeaseState.CLAIMED
     assert weight(book) == (40, 3 + 2, 2)

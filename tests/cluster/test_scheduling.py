@@ -310,7 +310,7 @@ def test_a_report_sent_again_is_acknowledged_and_not_applied(bench: Bench) -> No
 
 def test_who_waits_for_a_lease_that_a_shard_holds_already_is_told_of_it(bench: Bench) -> None:
     bench.submit("a")
-    held = HeldRequest("a", prompt_tokens=40, computed_tokens=40, max_tokens=10, choices=1)
+    held = HeldRequest("a", prompt_tokens=40, computed_tokens=40, choices=1)
     assert names(bench.join("s", held=(held,))) == ["a"]
     assert bench.brain.stats().leased == 1
 

@@ -195,7 +195,7 @@ class History:
                 wanted = self.submissions[lease.request_id]
                 computed = self.random.choice([0, wanted.prompt_tokens])
                 shard.held[lease.request_id] = HeldRequest(
-                    lease.request_id, wanted.prompt_tokens, computed, 4, wanted.choices
+                    lease.request_id, wanted.prompt_tokens, computed, wanted.choices
                 )
 
     def shard_joins(self) -> None:
