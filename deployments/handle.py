@@ -12,7 +12,7 @@ from cluster.messages import FinishReason, TokenLogprob
 from deployments.auth import ANONYMOUS
 from deployments.generation import Usage
 from deployments.openai import ChatMessage
-from deployments.parameters import Parameters, Text, TokenId, one_or_list
+from deployments.parameters import COMPLETION_TOKENS, Parameters, Text, TokenId, one_or_list
 
 OnePrompt = Annotated[
     Annotated[Text, Tag("<one>")] | Annotated[list[TokenId], Tag("<list>")],
@@ -49,8 +49,8 @@ class GenerateRequest(Parameters):
 
     @property
     def token_limit(self) -> int | None:
-        """As over HTTP: what the context leaves for messages, 16 for a prompt."""
-        return self.max_tokens or (None if self.prompt is None else 16)
+        """As over HTTP: what the context leaves for messages, little for a prompt."""
+        return self.max_tokens or (None if self.prompt is None else COMPLETION_TOKENS)
 
     @property
     def alternatives(self) -> int | None:

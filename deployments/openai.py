@@ -7,12 +7,12 @@ serves anyway.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from cluster.errors import InvalidRequest, UnsupportedField
-from deployments.parameters import Parameters, Text, TokenId, Wire, one_or_list
+from deployments.parameters import COMPLETION_TOKENS, Parameters, Text, TokenId, Wire, one_or_list
 
 NO_EFFECT = "Accepted, without effect."
 
@@ -144,8 +144,6 @@ Prompt = Annotated[
 class CompletionRequest(ApiRequest):
     """The body of POST /v1/completions."""
 
-    default_max_tokens: ClassVar[int | None] = 16
-
     prompt: Prompt
     echo: bool = Field(False, description="Give the prompt back before the text.")
     logprobs: int | None = Field(None, ge=0, description="Alternatives to report per token.")
@@ -156,6 +154,10 @@ class CompletionRequest(ApiRequest):
         if self.best_of is not None and self.best_of != self.n:
             raise UnsupportedField("`best_of` is not supported unless it equals `n`", "best_of")
         return self
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_tokens or COMPLETION_TOKENS
 
     @property
     def alternatives(self) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import (
     AfterValidator,
@@ -19,6 +19,9 @@ from pydantic import (
 
 from cluster.errors import InvalidRequest
 from deployments.faults import refuse_invalid
+
+COMPLETION_TOKENS = 16
+"""What OpenAI generates for a prompt, as opposed to messages, where no limit is given."""
 
 MAX_STOPS = 4
 SEED_BITS = 63
@@ -75,8 +78,6 @@ class Parameters(Wire):
     Raises InvalidRequest or UnsupportedField, naming the field, instead of pydantic's own error.
     """
 
-    default_max_tokens: ClassVar[int | None] = None
-
     max_tokens: int | None = Field(None, ge=1, description="Tokens to generate at most.")
     min_tokens: int = Field(0, ge=0, description="No stop before so many tokens.")
     temperature: float = Field(1.0, ge=0, le=2, description="0 takes the likeliest token.")
@@ -112,7 +113,7 @@ class Parameters(Wire):
     @property
     def token_limit(self) -> int | None:
         """Tokens to generate at most; None: as many as the context leaves."""
-        return self.max_tokens or self.default_max_tokens
+        return self.max_tokens
 
     @property
     def alternatives(self) -> int | None:
