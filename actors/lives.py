@@ -39,11 +39,11 @@ class Life:
     load_timeout_s: float = 0.0
 
 
-Tell = Callable[[Event | None, str], None]
+Listener = Callable[[Event | None, str], None]
 """Hears how a life goes on: an event, or None where there is only something to say."""
 
 
-async def live(life: Life, patience: Patience, tell: Tell) -> None:
+async def live(life: Life, patience: Patience, tell: Listener) -> None:
     """Placed, loaded, then watched until it is lost. Raises what ended it."""
     await _placed(life, patience, tell)
     tell(Event.PLACED, "")
@@ -69,7 +69,7 @@ def in_words(error: BaseException) -> str:
     return f"{type(cause).__name__}: {' '.join(text.partition('Some common causes')[0].split())}"
 
 
-async def _placed(life: Life, patience: Patience, tell: Tell) -> None:
+async def _placed(life: Life, patience: Patience, tell: Listener) -> None:
     """Ray waits in silence for a node that may never come; this says what is missing."""
     answer = asyncio.ensure_future(_answer(life.handle.ping.remote()))
     try:

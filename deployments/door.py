@@ -50,8 +50,8 @@ _CAPACITY_ERRORS: dict[RefusalKind, type[CapacityError]] = {
 }
 
 
-class Placement(Protocol):
-    """The routing deployment, as a door sees it."""
+class LeaseSource(Protocol):
+    """Where leases come from: the routing deployment, as a door sees it."""
 
     async def place(self, submission: Submission) -> Decision:
         """A lease or a refusal, once the scheduler has decided; cancelling it withdraws."""
@@ -64,9 +64,9 @@ class Door:
     """One process's way into the cluster, for any number of requests at once."""
 
     def __init__(
-        self, placement: Placement, channels: Channels, models: tuple[ModelConfig, ...]
+        self, leases: LeaseSource, channels: Channels, models: tuple[ModelConfig, ...]
     ) -> None:
-        self._placement = placement
+        self._leases = leases
         self._channels = channels
         self._block_size = {model.name: model.cache.block_size for model in models}
         self._streams: dict[str, TokenStream] = {}
@@ -113,14 +113,14 @@ class Door:
             async for delta in stream:
                 yield delta
         except (ShardLost, StaleLease):
-            self._placement.withdraw(asked.request_id)
+            self._leases.withdraw(asked.request_id)
             raise
         finally:
             del self._streams[request.request_id]
             stream.cancel()
 
     async def _lease(self, submission: Submission) -> Lease:
-        decision = await self._placement.place(submission)
+        decision = await self._leases.place(submission)
         if isinstance(decision, Refusal):
             raise _refused(decision)
         return decision

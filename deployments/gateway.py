@@ -10,10 +10,10 @@ from random import Random
 from cluster.config import ShoalConfig
 from cluster.messages import FinishReason
 from cluster.stats import ClusterStats
-from deployments.admission import Admission, Call, ServedModel
 from deployments.auth import ApiKeys
 from deployments.generation import Piece, TokenSource, Usage, read_pieces
 from deployments.handle import GeneratedChoice, GenerateRequest, Generation, GenerationDelta
+from deployments.intake import Call, Intake, ServedModel
 from deployments.merging import merge
 
 
@@ -41,12 +41,12 @@ class Gateway:
         self.config = config
         self.keys = keys
         self.outside = outside
-        self.admission = Admission(config, models, outside.random)
+        self.intake = Intake(config, models, outside.random)
         self.started = int(outside.now())
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Answer at once and whole. Raises ShoalErrors."""
-        call = await self.admission.generate(request)
+        call = await self.intake.generate(request)
         deltas: dict[int, list[GenerationDelta]] = {}
         async with aclosing(self.pieces(call)) as pieces:
             async for piece in pieces:
@@ -56,7 +56,7 @@ class Gateway:
 
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[GenerationDelta, None]:
         """Answer piece by piece; the last delta carries the usage. Raises ShoalErrors."""
-        call = await self.admission.generate(request)
+        call = await self.intake.generate(request)
         unfinished = call.choices
         async with aclosing(self.pieces(call)) as pieces:
             async for piece in pieces:

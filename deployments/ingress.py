@@ -14,10 +14,10 @@ from ray.serve.handle import DeploymentHandle
 from actors.channel import Channels
 from actors.models import ensure_model
 from cluster.config import ShoalConfig
-from deployments.admission import ServedModel
 from deployments.auth import ApiKeys
 from deployments.door import Door
 from deployments.gateway import Gateway, Outside
+from deployments.intake import ServedModel
 from deployments.router import RouterHandle
 from deployments.routes import create_app
 

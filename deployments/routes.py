@@ -17,11 +17,11 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from cluster.errors import InvalidRequest, NotReady, ShoalError
-from deployments.admission import Call
 from deployments.body_limit import BodyLimit, too_large
 from deployments.doorkeeper import TENANT, Doorkeeper
 from deployments.faults import error_body, error_response, fault_response, refuse, verdict
 from deployments.gateway import Gateway, usage_of
+from deployments.intake import Call
 from deployments.openai import ApiRequest, ChatRequest, CompletionRequest
 from deployments.responses import (
     ChatFormat,
@@ -84,25 +84,25 @@ def _add_operations(app: FastAPI, gateway: Gateway) -> None:
 def _add_models(app: FastAPI, gateway: Gateway) -> None:
     @app.get("/v1/models", summary="The models served", dependencies=[BEARER])
     async def models() -> ModelList:
-        cards = [model_card(name, gateway.started) for name in gateway.admission.models]
+        cards = [model_card(name, gateway.started) for name in gateway.intake.models]
         return {"object": "list", "data": cards}
 
     # Names of models may hold slashes.
     @app.get("/v1/models/{name:path}", summary="One model", dependencies=[BEARER])
     async def model(name: str) -> ModelCard:
-        return model_card(gateway.admission.model(name).name, gateway.started)
+        return model_card(gateway.intake.model(name).name, gateway.started)
 
 
 def _add_generation(app: FastAPI, gateway: Gateway) -> None:
     @app.post("/v1/chat/completions", responses=_answers(ChatCompletion), dependencies=[BEARER])
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        call = await gateway.admission.chat(body, request.scope[TENANT])
+        call = await gateway.intake.chat(body, request.scope[TENANT])
         form = ChatFormat(call.model.text, logprobs=body.logprobs)
         return await _answer(gateway, body, call, form, request)
 
     @app.post("/v1/completions", responses=_answers(Completion), dependencies=[BEARER])
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        call = await gateway.admission.complete(body, request.scope[TENANT])
+        call = await gateway.intake.complete(body, request.scope[TENANT])
         form = CompletionFormat(call.model.text, logprobs=body.logprobs is not None)
         return await _answer(gateway, body, call, form, request)
 

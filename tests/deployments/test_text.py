@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from cluster.config import ModelConfig
 from cluster.errors import ConfigError, InvalidRequest, UnsupportedModel
-from deployments.admission import ServedModel
+from deployments.intake import ServedModel
 from deployments.text import LONG_TEXT, ModelText
 from tests.deployments.words import save_words
 

@@ -14,9 +14,9 @@ import httpx
 from cluster.config import ModelConfig, parse_config
 from cluster.messages import Request
 from cluster.stats import ClusterStats, SchedulerStats
-from deployments.admission import ServedModel
 from deployments.auth import ApiKeys
 from deployments.gateway import Gateway, Outside
+from deployments.intake import ServedModel
 from deployments.text import ModelText
 from tests.deployments.scripted import Script, ScriptedTokens
 

@@ -52,7 +52,7 @@ class Call:
         return self.choices_each * len(self.readings)
 
 
-class Admission:
+class Intake:
     """Turns bodies into calls. Raises RequestErrors that name the field."""
 
     def __init__(self, config: ShoalConfig, models: Iterable[ServedModel], random: Random) -> None:
