@@ -49,9 +49,10 @@ class TokenStream(AsyncIterator[TokenDelta]):
     listening before the end calls `cancel`, since nobody else will.
     """
 
-    def __init__(self, channel: TokenChannel, assignment: Assignment) -> None:
+    def __init__(self, assignment: Assignment, cancel: Callable[[str, int | None], None]) -> None:
+        """`cancel` tells the shard to end one choice of a request, or all."""
         self.request_id = assignment.request.request_id
-        self._channel = channel
+        self._cancel = cancel
         self._awaited = set(range(assignment.request.choices))
         self._arrived: asyncio.Queue[Delta | None] = asyncio.Queue()
 
@@ -86,7 +87,7 @@ class TokenStream(AsyncIterator[TokenDelta]):
             return
         self._awaited -= ended
         # The last choice takes the request with it, wherever the others have ended.
-        self._channel.cancel(self.request_id, choice if self._awaited else None)
+        self._cancel(self.request_id, choice if self._awaited else None)
         self._arrived.put_nowait(None)
 
 
@@ -113,7 +114,7 @@ class TokenChannel:
 
     def open(self, assignment: Assignment) -> TokenStream:
         """Send the request to the shard and listen for its tokens."""
-        stream = TokenStream(self, assignment)
+        stream = TokenStream(assignment, self.cancel)
         self._streams[stream.request_id] = stream
         self._assigns[stream.request_id] = assignment
         self._outgoing.set()

@@ -9,12 +9,12 @@ that dies costs the client nothing but time: the door asks for another lease.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Protocol
 
-from actors.channel import Channels, TokenStream
+from actors.channel import TokenStream
 from cluster.blocks import page_hashes
 from cluster.config import ModelConfig
 from cluster.errors import (
@@ -41,7 +41,8 @@ from deployments.auth import tenant_salt
 
 PLACEMENT_ATTEMPTS = 5
 REPLACE_DELAY_S = 0.2
-"""Doubled at each attempt; the fleet sees a death, and tells the scheduler, within the first."""
+"""Before a second lease, and doubled before each one after it; the fleet sees a death, and tells
+the scheduler, within the first."""
 
 _CAPACITY_ERRORS: dict[RefusalKind, type[CapacityError]] = {
     RefusalKind.QUEUE_FULL: QueueFull,
@@ -60,14 +61,30 @@ class LeaseSource(Protocol):
         """The request, or the lease it got, is no longer wanted."""
 
 
+class ShardStreams(Protocol):
+    """The way to the shards, as a door sees it: `actors.channel.Channels`."""
+
+    def open(self, assignment: Assignment) -> TokenStream:
+        """Send the request where its lease says and listen for its tokens."""
+        ...
+
+    async def close(self) -> None:
+        """Cancel what is open and leave every shard."""
+
+
 class Door:
     """One process's way into the cluster, for any number of requests at once."""
 
     def __init__(
-        self, leases: LeaseSource, channels: Channels, models: tuple[ModelConfig, ...]
+        self,
+        leases: LeaseSource,
+        channels: ShardStreams,
+        models: Iterable[ModelConfig],
+        replace_delay_s: float = REPLACE_DELAY_S,
     ) -> None:
         self._leases = leases
         self._channels = channels
+        self._replace_delay_s = replace_delay_s
         self._block_size = {model.name: model.cache.block_size for model in models}
         self._streams: dict[str, TokenStream] = {}
 
@@ -79,17 +96,19 @@ class Door:
         """
         lost: ShoalError = ShardLost("no shard was tried")
         for attempt in range(PLACEMENT_ATTEMPTS):
+            if attempt:
+                await asyncio.sleep(self._replace_delay_s * 2 ** (attempt - 1))
             async with aclosing(self._attempt(request, attempt)) as deltas:
                 try:
-                    first = await anext(deltas)
+                    first = await anext(deltas, None)
                 except (ShardLost, StaleLease) as error:
                     lost = error
-                else:
+                    continue
+                if first is not None:  # else this door was left before there was one
                     yield first
-                    async for delta in deltas:
-                        yield delta
-                    return
-            await asyncio.sleep(REPLACE_DELAY_S * 2**attempt)
+                async for delta in deltas:
+                    yield delta
+                return
         raise lost
 
     def stop(self, request_id: str, choice: int) -> None:
