@@ -1,6 +1,6 @@
 """What it costs to bring tokens from a shard to a door: the ways Ray offers, side by side.
 
-    python benchmarks/channels.py [--streams 32 64] [--rounds 3] [--seconds 4]
+    python -m benchmarks.channels [--streams 32 64] [--rounds 3] [--seconds 4]
 
 A paced shard makes one token for each stream every 10 ms on its own thread, as an engine does.
 Latency is from there to the reader of the stream, in another process on the same machine, whose

@@ -39,9 +39,9 @@ class BatchingConfig(Frozen):
 class ResourcesConfig(Frozen):
     """What a shard asks of Ray and of its node."""
 
-    cpus: float | None = Field(None, ge=0, description="By default the cores shared evenly.")
+    cpus: float | None = Field(None, ge=0, description="By default one, or a part of one.")
     gpus: float | None = Field(None, ge=0, description="By default 1 where the cluster has GPUs.")
-    threads: int | None = Field(None, ge=1, description="torch threads; by default the cpus.")
+    threads: int | None = Field(None, ge=1, description="By default `cpus`, or the cores shared.")
     custom: dict[str, float] = Field(default_factory=dict, description="Ray custom resources.")
 
 
@@ -53,7 +53,7 @@ class ModelConfig(Frozen):
         "default",
         min_length=1,
         description="`default`, a folder of safetensors, a .gguf file,"
-        " `package:<distribution>==<version>/<file.gguf>`, or a hub id.",
+        " `package:<distribution>==<version>/<file.gguf>[#sha256=<hex>]`, or a hub id.",
     )
     dtype: Dtype = Field("auto", description="Precision of weights and KV; auto: as saved.")
     max_model_len: int | None = Field(None, ge=2, description="Context, tokens.")

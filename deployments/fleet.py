@@ -51,6 +51,7 @@ class FleetDeployment:
         return self._fleet.status()
 
     async def __del__(self) -> None:
+        """Serve awaits this as it stops the replica: no actor is left."""
         await self._fleet.stop()
 
 

@@ -9,6 +9,8 @@ from random import SystemRandom
 from typing import Any
 
 from ray import serve
+from ray.exceptions import RayActorError
+from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from actors.channel import Channels
@@ -55,5 +57,5 @@ class Ingress(Gateway):
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
                 return await self._router.obstacles()
-        except TimeoutError:
+        except (TimeoutError, RayActorError, RayServeException):
             return ("the routers, the scheduler or the fleet do not answer",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
-from cluster.config import ShoalConfig, parse_config
+from cluster.config import Frozen, ShoalConfig, parse_config
 
-SHIPPED = Path(__file__).resolve().parents[2] / "ray-config.yaml"
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = ROOT / "ray-config.yaml"
+REFERENCE = ROOT / "docs" / "configuration.md"
 
 
 @pytest.fixture
@@ -30,6 +33,12 @@ def test_the_shipped_config_is_one_application_in_serves_own_schema(
 
 def test_the_shipped_args_spell_out_the_defaults(shipped: dict[str, Any]) -> None:
     assert parse_config(shipped["applications"][0]["args"]) == ShoalConfig()
+
+
+def test_every_field_stands_in_the_reference() -> None:
+    fields = [name for part in Frozen.__subclasses__() for name in part.model_fields]
+    reference = REFERENCE.read_text()
+    assert [name for name in fields if not re.search(rf"\b{name}\b", reference)] == []
 
 
 def test_the_shipped_user_config_wants_the_shards_of_the_models_there_are(
