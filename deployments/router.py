@@ -76,24 +76,17 @@ class Router:
 class RouterHandle:
     """The routing deployment as doors call it: another replica is asked when one dies."""
 
-    def __init__(self, handle: DeploymentHandle) -> None:
+    def __init__(self, handle: DeploymentHandle, retry_s: float = HANDLE_RETRY_S) -> None:
         self._handle = handle
+        self._retry_s = retry_s
 
     async def place(self, submission: Submission) -> Decision:
         """See `Router.place`; cancelling the wait withdraws the request."""
-        for _ in range(HANDLE_ATTEMPTS):
-            response = self._handle.place.remote(submission)
-            try:
-                decision: Decision = await response
-            except (RayActorError, RayServeException):
-                await asyncio.sleep(HANDLE_RETRY_S)
-            except asyncio.CancelledError:
-                response.cancel()
-                self.withdraw(submission.request_id)
-                raise
-            else:
-                return decision
-        raise SchedulerLost("no router answered")
+        try:
+            return await self._decision(submission)
+        except asyncio.CancelledError:
+            self.withdraw(submission.request_id)
+            raise
 
     def withdraw(self, request_id: str) -> None:
         """Say so and do not wait."""
@@ -108,6 +101,20 @@ class RouterHandle:
         """See `Router.obstacles`."""
         obstacles: tuple[str, ...] = await self._handle.obstacles.remote()
         return obstacles
+
+    async def _decision(self, submission: Submission) -> Decision:
+        for _ in range(HANDLE_ATTEMPTS):
+            response = self._handle.place.remote(submission)
+            try:
+                decision: Decision = await response
+            except (RayActorError, RayServeException):
+                await asyncio.sleep(self._retry_s)
+            except asyncio.CancelledError:
+                response.cancel()
+                raise
+            else:
+                return decision
+        raise SchedulerLost("no router answered")
 
 
 def _in_words(model: str, status: FleetStatus) -> str:
