@@ -149,6 +149,7 @@ async def test_what_a_shard_says_of_the_request_itself_is_not_tried_elsewhere() 
     with pytest.raises(ContextTooLong, match="too long"):
         await anext(make_door(router, shards).generate(request()))
     assert len(router.asked) == 1
+    assert router.withdrawn == ["r"]
 
 
 @pytest.mark.parametrize(
