@@ -63,16 +63,6 @@ class FleetStatus:
     members: tuple[MemberStatus, ...]
     tick_age_s: float
 
-    def ready(self, model: str) -> int:
-        """Shards of the model that serve."""
-        return sum(one.model == model and one.state is State.READY for one in self.members)
-
-    @property
-    def settled(self) -> bool:
-        """Whether every actor that is wanted is READY, and none else is there."""
-        states = {member.state for member in self.members}
-        return len(self.members) == 1 + sum(self.wanted.values()) and states == {State.READY}
-
 
 class Fleet:
     """Owns the application's actors in `namespace`. Everything happens on one event loop."""

@@ -66,10 +66,6 @@ class StepPlan:
     chunks: tuple[Chunk, ...]
     copies: tuple[PageCopy, ...] = ()
 
-    @property
-    def token_count(self) -> int:
-        return sum(chunk.count for chunk in self.chunks)
-
 
 @dataclass(frozen=True, slots=True)
 class StepResult:

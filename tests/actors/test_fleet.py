@@ -50,8 +50,11 @@ class Sea:
         self.fleet = Fleet(ShoalConfig(models=models), namespace, QUICK)
         self.fleet.start()
 
-    async def settled(self) -> bool:
-        return self.fleet.status().settled
+    def settled(self) -> bool:
+        """Whether every actor that is wanted is READY, and none else is there."""
+        status = self.fleet.status()
+        ready = [member for member in status.members if member.state is State.READY]
+        return len(ready) == len(status.members) == 1 + sum(status.wanted.values())
 
     def actor(self, name: str) -> Any:
         return ray.get_actor(name, self.namespace)
@@ -71,7 +74,7 @@ class Sea:
     async def knows(self, count: int) -> bool:
         """Whether all is ready, and the scheduler, if it lives, knows so many shards."""
         try:
-            return await self.settled() and len(await self.shards()) == count
+            return self.settled() and len(await self.shards()) == count
         except (RayError, ValueError):
             return False
 

@@ -148,7 +148,7 @@ class BatcherHistories(RuleBasedStateMachine):
         assert (plan is not None) == busy
         if plan is None:
             return
-        assert 0 < plan.token_count <= self.config.max_batch_tokens
+        assert 0 < sum(c.count for c in plan.chunks) <= self.config.max_batch_tokens
         assert len(plan.chunks) <= self.config.max_num_seqs
         result = self.memory.compute(plan)
         if cancel_midway is not None:

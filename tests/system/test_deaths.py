@@ -57,7 +57,7 @@ async def test_a_dead_shard_ends_its_streams_cleanly_and_is_replaced(
     assert await answers(application) == before
 
 
-async def test_a_request_that_has_no_token_yet_survives_its_shard(
+async def test_requests_amid_deaths_are_answered_as_ever_or_fail_cleanly(
     application: Application,
 ) -> None:
     before = await answers(application)
