@@ -36,14 +36,14 @@ Progress = Callable[[str, float | None], None]
 # Part of a converted folder's name: raise it when `actors.engine.convert` changes its output.
 CONVERSION = 1
 
-_logger = logging.getLogger(__name__)
-_ROOT = Path(__file__).resolve().parents[1]
+logger = logging.getLogger(__name__)
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def log_progress(what: str, done: float | None) -> None:
     """The plain `Progress`: a log line when something begins, none for each step of it."""
     if done is None:
-        _logger.info(what)
+        logger.info(what)
 
 
 def default_cache() -> Path:
@@ -219,7 +219,7 @@ def _run(command: list[str], failure: str, on_line: Callable[[str], None]) -> No
 
 def _python_path() -> str:
     """Where the child finds this very code, however the parent was started."""
-    return os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
+    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
 
 def _from_hub(hub: HubModel, progress: Progress) -> Path:

@@ -79,10 +79,10 @@ class Mailbox:
 class BatchScheduler:
     """Decides for the whole cluster; tokens never pass through it.
 
-    Wrapped at launch as one named actor, `ray.remote(max_concurrency=10_000)(BatchScheduler)`,
-    and without concurrency groups: Ray gives each group a thread and an event loop of its own,
-    while the brain is one and must see one event at a time. Control calls are not starved by the
-    long polls all the same: there is one a router, far fewer than `max_concurrency`.
+    Wrapped at launch as one named actor (`creation`), without concurrency groups: Ray gives each
+    group a thread and an event loop of its own, while the brain is one and must see one event at a
+    time. Control calls are not starved by the long polls all the same: there is one a router, far
+    fewer than the actor's `max_concurrency`.
 
     `epoch` is larger in each life; `clock` gives seconds that never go back.
     """
@@ -120,7 +120,8 @@ class BatchScheduler:
         mailbox.polls += 1
         try:
             if mailbox.sent is None:
-                await asyncio.wait_for(mailbox.arrival.wait(), self._config.router_timeout_s / 3)
+                async with asyncio.timeout(self._config.router_timeout_s / 3):
+                    await mailbox.arrival.wait()
         except TimeoutError:
             pass
         finally:

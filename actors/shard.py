@@ -37,9 +37,6 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-MAX_CONCURRENCY = 10_000
-"""Calls at once: every door's long poll and room for control calls beside them."""
-
 
 @dataclass(frozen=True, slots=True)
 class ShardTiming:
@@ -218,21 +215,6 @@ class KVShard:
             self._loop.call_soon_threadsafe(method, argument)
 
         return call
-
-
-def shard_options(spec: ShardSpec, cpus: float) -> dict[str, Any]:
-    """How Ray runs a shard: named, never restarted in place, since its pages die with it."""
-    return {
-        "name": spec.ref.actor,
-        "namespace": spec.namespace,
-        "num_cpus": cpus,
-        "num_gpus": spec.gpus,
-        "resources": dict(spec.model.resources.custom),
-        "max_restarts": 0,
-        "max_concurrency": MAX_CONCURRENCY,
-        "enable_task_events": False,
-        "scheduling_strategy": "SPREAD",
-    }
 
 
 def _load_engine(spec: ShardSpec) -> Engine:

@@ -24,8 +24,8 @@ from typing import Any
 import ray
 
 from actors.channel import Channels, TokenStream
+from actors.creation import MAX_CONCURRENCY
 from actors.doors import Doors
-from actors.shard import MAX_CONCURRENCY
 from cluster.messages import (
     Assignment,
     DeltaBatch,

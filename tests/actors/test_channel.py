@@ -16,8 +16,8 @@ import ray
 from ray.exceptions import ActorUnavailableError
 
 from actors.channel import Channels, ChannelTiming, TokenStream
-from actors.creation import new_incarnation
-from actors.shard import KVShard, ShardSpec, shard_options
+from actors.creation import new_incarnation, shard_options
+from actors.shard import KVShard, ShardSpec
 from cluster.errors import ContextTooLong, ShardLost, StaleLease
 from cluster.messages import Assignment, DeltaBatch, FinishReason, ShardRef
 from tests.actors.living import (
