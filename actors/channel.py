@@ -49,8 +49,8 @@ class TokenStream(AsyncIterator[TokenDelta]):
     listening before the end calls `cancel`, since nobody else will.
     """
 
-    def __init__(self, assignment: Assignment, cancel: Callable[[str, int | None], None]) -> None:
-        """`cancel` tells the shard to end one choice of a request, or all."""
+    def __init__(self, assignment: Assignment, cancel: Callable[[str, int | None], bool]) -> None:
+        """`cancel` has the shard end a choice, or all; False where it never heard of them."""
         self.request_id = assignment.request.request_id
         self._cancel = cancel
         self._awaited = set(range(assignment.request.choices))
@@ -80,15 +80,18 @@ class TokenStream(AsyncIterator[TokenDelta]):
             self._awaited.discard(delta.choice)
         self._arrived.put_nowait(delta)
 
-    def cancel(self, choice: int | None = None) -> None:
-        """End one choice, or all; its pages are free within one step. Twice is as good as once."""
+    def cancel(self, choice: int | None = None) -> bool:
+        """End one choice, or all; its pages are free within one step. Twice is as good as once.
+
+        False where the request had not left for its shard, which will never report its end.
+        """
         ended = self._awaited & ({choice} if choice is not None else self._awaited)
         if not ended:
-            return
+            return True
         self._awaited -= ended
-        # The last choice takes the request with it, wherever the others have ended.
-        self._cancel(self.request_id, choice if self._awaited else None)
         self._arrived.put_nowait(None)
+        # The last choice takes the request with it, wherever the others have ended.
+        return self._cancel(self.request_id, choice if self._awaited else None)
 
 
 class TokenChannel:
@@ -120,14 +123,18 @@ class TokenChannel:
         self._outgoing.set()
         return stream
 
-    def cancel(self, request_id: str, choice: int | None = None) -> None:
-        """Tell the shard to end one choice, or all, of a request that was opened here."""
+    def cancel(self, request_id: str, choice: int | None = None) -> bool:
+        """Tell the shard to end one choice, or all, of a request that was opened here.
+
+        False, with nothing to tell, where the request had not left yet.
+        """
         if choice is None:
             self._streams.pop(request_id, None)
             if self._assigns.pop(request_id, None) is not None:
-                return
+                return False
         self._cancels.append((request_id, choice))
         self._outgoing.set()
+        return True
 
     async def close(self) -> None:
         """Cancel what is open and end the channel; no task is left."""

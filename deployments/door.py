@@ -136,7 +136,8 @@ class Door:
             raise
         finally:
             del self._streams[request.request_id]
-            stream.cancel()
+            if not stream.cancel():
+                self._leases.withdraw(asked.request_id)
 
     async def _lease(self, submission: Submission) -> Lease:
         decision = await self._leases.place(submission)

@@ -72,15 +72,20 @@ class Shards:
         self.cancelled: list[tuple[str, int | None]] = []
         self.streams: list[TokenStream] = []
         self.opened = asyncio.Event()
+        self.reached = True
 
     def open(self, assignment: Assignment) -> TokenStream:
         self.assigned.append(assignment)
-        stream = TokenStream(assignment, lambda *cancel: self.cancelled.append(cancel))
+        stream = TokenStream(assignment, self.cancel)
         self.streams.append(stream)
         self.opened.set()
         for delta in self.script(assignment.request):
             stream.put(delta)
         return stream
+
+    def cancel(self, request_id: str, choice: int | None) -> bool:
+        self.cancelled.append((request_id, choice))
+        return self.reached
 
     async def close(self) -> None:
         for stream in self.streams:
@@ -185,6 +190,18 @@ async def test_whoever_stops_listening_has_the_shard_told() -> None:
         await anext(deltas)
         assert shards.cancelled == []
     assert shards.cancelled == [("r", None)]
+    assert router.withdrawn == []
+
+
+async def test_a_lease_whose_shard_was_never_reached_is_given_back() -> None:
+    router, shards = Router(), Shards(lambda asked: [])
+    shards.reached = False
+    reading = asyncio.create_task(anext(make_door(router, shards).generate(request())))
+    await shards.opened.wait()
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert router.withdrawn == ["r"]
 
 
 async def test_a_choice_that_met_its_stop_ends_and_the_others_go_on() -> None:
