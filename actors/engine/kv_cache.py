@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -108,13 +109,23 @@ class _LayerPages:
     ) -> None:
         def pages(dim: int) -> Tensor:
             row = block_size * shape.kv_heads * dim
-            return torch.zeros(num_blocks, row, dtype=dtype, device=device)
+            return _zeros(num_blocks * row, dtype, device).view(num_blocks, row)
 
         self.shape = shape
         self.keys = pages(shape.key_dim)
         self.values = pages(shape.value_dim)
         self.key_slots = self.keys.view(-1, shape.kv_heads, shape.key_dim)
         self.value_slots = self.values.view(-1, shape.kv_heads, shape.value_dim)
+
+
+def _zeros(elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that take memory only where they are written, as far as the device allows.
+
+    `torch.zeros` writes every page at once, and an idle shard would hold its whole pool.
+    """
+    if device.type != "cpu":
+        return torch.zeros(elements, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(elements * dtype.itemsize, dtype=np.uint8)).view(dtype)
 
 
 class _Scratch:
