@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -24,6 +25,8 @@ from cluster.errors import FaultError, NotReady, RequestError, ShardLost, ShoalE
 from cluster.messages import Assignment, DeltaBatch, RequestFailed, ShardRef, TokenDelta
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 ERRORS: dict[str, type[ShoalError]] = {
     name: kind
@@ -151,7 +154,8 @@ class TokenChannel:
             self._shard = await self._address.look_up()
             await first_to_end(self._send(), self._poll())
         except (RayError, NotReady) as error:
-            reason = f"{self._address.name} is lost: {error}"
+            reason = f"{self._address.name} is lost"
+            logger.warning("%s: %s", reason, error)
         finally:
             self.closed = True
             for request_id in tuple(self._streams):

@@ -8,6 +8,7 @@ still waits when a scheduler died is simply submitted again to the next one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -48,6 +49,8 @@ class SchedulerClient:
         self._handle: Any = None
         self._waiting: dict[str, _Waiting] = {}
         self._outbox: list[Submission] = []
+        self._in_flight: set[str] = set()
+        self._abandoned: set[str] = set()
         self._posted = asyncio.Event()
         self._epoch = 0
         self._heard_at = 0.0
@@ -63,6 +66,9 @@ class SchedulerClient:
             self._post([submission])
         try:
             return await asyncio.shield(waiting.decision)
+        except asyncio.CancelledError:
+            self._abandoned |= self._in_flight & {submission.request_id}
+            raise
         finally:
             self._waiting.pop(submission.request_id, None)
 
@@ -112,6 +118,7 @@ class SchedulerClient:
                 await self._submit(batch)
 
     async def _submit(self, batch: tuple[Submission, ...]) -> None:
+        self._in_flight = {submission.request_id for submission in batch}
         try:
             decided = await self._call(lambda s: s.submit.remote(self._router, batch))
         except SchedulerLost as error:
@@ -119,6 +126,16 @@ class SchedulerClient:
                 self._settle(submission.request_id, error)
         else:
             self._settle_all(decided)
+            await self._withdraw_abandoned()
+        finally:
+            self._in_flight, self._abandoned = set(), set()
+
+    async def _withdraw_abandoned(self) -> None:
+        """Ray keeps no order of calls: a withdrawal may have overtaken the submission it meant."""
+        if self._abandoned:
+            gone = tuple(self._abandoned)
+            with contextlib.suppress(SchedulerLost):  # its leases went with it
+                await self._call(lambda scheduler: scheduler.withdraw.remote(self._router, gone))
 
     async def _receive(self) -> None:
         """Decisions as they come; what waits is posted again when its scheduler is gone."""

@@ -73,8 +73,7 @@ class Batcher:
         _check_pool(pool, max_model_len)
         self._pool = pool
         self._tables = BlockTables(pool)
-        # More places than a step has tokens would leave the newest decodes without a turn.
-        self._roster = Roster(self._tables, min(config.max_num_seqs, config.max_batch_tokens))
+        self._roster = Roster(self._tables, config.places)
         self._max_batch_tokens = config.max_batch_tokens
         self._max_model_len = max_model_len
         # Left free when one more starts beside others, or their next pages would preempt it.

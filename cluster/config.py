@@ -35,6 +35,11 @@ class BatchingConfig(Frozen):
     max_num_seqs: int = Field(128, ge=1, le=4096, description="Sequences running at once.")
     max_batch_tokens: int = Field(1024, ge=1, description="Tokens computed in one step.")
 
+    @property
+    def places(self) -> int:
+        """Sequences that can run at once: with more than a step has tokens, some had no turn."""
+        return min(self.max_num_seqs, self.max_batch_tokens)
+
 
 class ResourcesConfig(Frozen):
     """What a shard asks of Ray and of its node."""

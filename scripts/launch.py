@@ -64,6 +64,8 @@ def environment(config: ServeConfig, secrets: Secrets, temp_dir: Path) -> dict[s
     haproxy = temp_dir / "haproxy"
     ours = {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(ROOT / "scripts" / "haproxy"),
+        "SHOAL_HAPROXY": get_haproxy_binary(),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(haproxy / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(haproxy / "admin.sock"),
@@ -77,11 +79,6 @@ def environment(config: ServeConfig, secrets: Secrets, temp_dir: Path) -> dict[s
         "RAY_worker_niceness": "0",
         keys: secrets.api_key.read_text(),
     }
-    if config.is_local:
-        ours |= {
-            "RAY_SERVE_HAPROXY_BINARY_PATH": str(ROOT / "scripts" / "haproxy-loopback"),
-            "SHOAL_HAPROXY": get_haproxy_binary(),
-        }
     fixed = {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(secrets.ray_token),

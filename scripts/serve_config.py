@@ -13,7 +13,6 @@ from cluster.errors import ConfigError
 
 BUILDER = "deployments.app:build"
 DEFAULT_PORT = 8000
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 PORT_PATH = "http_options.port"
 
 
@@ -29,11 +28,6 @@ class ServeConfig:
     @property
     def port(self) -> int:
         return int(self.deploy["http_options"]["port"])
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the API answers this machine only."""
-        return self.deploy["http_options"].get("host") in LOOPBACK
 
 
 def read_serve_config(path: Path, port: int | None = None) -> ServeConfig:

@@ -140,7 +140,7 @@ def build_engine(loaded: PreTrainedModel, model: ModelConfig) -> Engine:
     """An engine for a model in memory, in eval mode; the rest as in `load_engine`."""
     layers = check_family(loaded)
     prove_exact(loaded, layers)
-    block_size, seats = model.cache.block_size, model.batching.max_num_seqs
+    block_size, seats = model.cache.block_size, model.batching.places
     longest = _longest(loaded, model.max_model_len)
     blocks = pool_blocks(
         model.cache,

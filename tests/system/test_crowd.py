@@ -53,6 +53,7 @@ async def test_the_same_seed_gives_the_same_tokens_alone_and_in_a_crowd(
 
 async def test_a_client_that_leaves_frees_its_pages(application: Application) -> None:
     body = {"model": MODEL, "prompt": PROMPTS[0], "max_tokens": 900, "ignore_eos": True}
+    before = sum([stats.tokens_sampled for stats in await application.shard_stats()])
     async with application.http() as http:
         async with http.stream("POST", "/v1/completions", json=body | {"stream": True}) as stream:
             await anext(stream.aiter_lines())
@@ -61,8 +62,8 @@ async def test_a_client_that_leaves_frees_its_pages(application: Application) ->
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(http.post("/v1/completions", json=body | {"n": 4}), 0.3)
         await until(application.is_idle)
-    computed = [stats.tokens_sampled for stats in await application.shard_stats()]
-    assert computed == [stats.tokens_sampled for stats in await application.shard_stats()]
+    sampled = sum([stats.tokens_sampled for stats in await application.shard_stats()]) - before
+    assert sampled < 5 * 900 // 2  # nobody computed on for the departed
     await application.verify()
 
 

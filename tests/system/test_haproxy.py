@@ -1,0 +1,82 @@
+"""Clients that leave, as `make serve` serves them: through HAProxy, which has to pass it on."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from actors.models import default_cache
+from tests.actors.living import until
+from tests.system.application import MODEL, arguments, free_port
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def url(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The tiny model behind what `make serve` runs."""
+    application = {"name": "shoal", "route_prefix": "/", "import_path": "deployments.app:build"}
+    config = {
+        "http_options": {"host": "127.0.0.1"},
+        "applications": [application | {"args": arguments(tiny_folder, shards=1)}],
+    }
+    path = tmp_path_factory.mktemp("serve") / "config.yaml"
+    path.write_text(yaml.safe_dump(config))
+    port = free_port()
+    command = [sys.executable, "-m", "scripts.serve", "--config", str(path), "--port", str(port)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout is not None
+        while not launcher.stdout.readline().startswith("Ctrl-C"):
+            assert launcher.poll() is None, "it did not come up"
+        yield f"http://127.0.0.1:{port}"
+        launcher.send_signal(signal.SIGINT)
+        launcher.stdout.read()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_whoever_leaves_frees_the_pages(url: str, stream: bool) -> None:
+    body = {"model": MODEL, "prompt": "One fish", "max_tokens": 900, "ignore_eos": True}
+    key = (default_cache() / "api-key").read_text()
+    headers = {"Authorization": f"Bearer {key}"}
+    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=60) as http:
+
+        async def books() -> Any:
+            return (await http.get("/admin/stats")).json()
+
+        async def busy() -> bool:
+            used: int = (await books())["shards"][0]["used_pages"]
+            return used > 0
+
+        async def idle() -> bool:
+            now = await books()
+            held: int = now["shards"][0]["used_pages"] + now["scheduler"]["leased"]
+            return held == 0
+
+        async def sampled() -> int:
+            count: int = (await books())["shards"][0]["tokens_sampled"]
+            return count
+
+        before = await sampled()
+
+        calls = [
+            asyncio.create_task(http.post("/v1/completions", json=body | {"stream": stream}))
+            for _ in range(12)
+        ]
+        await until(busy)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        assert all(call.cancelled() for call in calls)
+        await until(idle)
+        assert await sampled() - before < 12 * 900 // 2  # nobody computed on for the departed
