@@ -28,6 +28,11 @@ class CacheConfig(Frozen):
     )
     prefix_caching: bool = Field(True, description="Keep pages of ended sequences for reuse.")
 
+    @property
+    def tokens(self) -> int | None:
+        """What the pool holds, where the configuration says it."""
+        return None if self.num_blocks is None else self.num_blocks * self.block_size
+
 
 class BatchingConfig(Frozen):
     """What one step of a shard may hold."""

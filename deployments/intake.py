@@ -31,7 +31,8 @@ class ServedModel:
     def load(cls, config: ModelConfig, folder: Path) -> ServedModel:
         """Raises ConfigError where neither configuration nor model tell the context."""
         text = ModelText.load(folder)
-        known = [limit for limit in (config.max_model_len, text.context) if limit is not None]
+        limits = (config.max_model_len, text.context, config.cache.tokens)
+        known = [limit for limit in limits if limit is not None]
         if not known:
             message = f"the model {config.name} does not tell its context; set max_model_len"
             raise ConfigError(message, "args.models.max_model_len")
