@@ -186,9 +186,9 @@ class KVShard:
         if self._lost.done():
             return
         logger.error("%r gives itself up", self, exc_info=error)
-        message = f"{self._spec.ref.shard} failed at a step"
-        self._doors.fail_all(ShardLost.__name__, message)
-        self._lost.set_exception(ShardLost(message))
+        name = self._spec.ref.shard
+        self._doors.fail_all(ShardLost.__name__, f"{name} failed at a step")
+        self._lost.set_exception(ShardLost(f"{name} failed: {error!r}"))
         self._loop.call_later(self._spec.timing.last_words_s, os._exit, 1)
 
     async def _sweep_doors(self) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.actors.living import is_gone
+
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = "applications: [{{name: x, import_path: deployments.app:build, args: {args}}}]"
 
@@ -80,6 +82,6 @@ def test_the_printed_curl_line_answers_and_a_signal_ends_everything() -> None:
         status = launcher.wait(120)
     assert "The capital of France is Paris." in answer.stdout
     assert len(started) > 5
-    assert [process for process in started if process.is_running()] == []
+    assert [process for process in started if not is_gone(process.pid)] == []
     assert status == 0
     socket.create_server(("127.0.0.1", int(port))).close()

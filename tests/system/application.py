@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import ray
@@ -98,9 +99,9 @@ def arguments(folder: Path, shards: int) -> dict[str, Any]:
 @contextmanager
 def running(folder: Path, shards: int) -> Iterator[Application]:
     """Everything up and answering, and everything down again."""
-    os.environ["SHOAL_API_KEYS"] = KEY
     port = free_port()
-    ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=2)
+    with patch.dict(os.environ, {"SHOAL_API_KEYS": KEY}):
+        ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=2)
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         serve.run(build(arguments(folder, shards)), name=NAME)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -14,9 +15,8 @@ import httpx
 import pytest
 import yaml
 
-from actors.models import default_cache
 from tests.actors.living import until
-from tests.system.application import MODEL, arguments, free_port
+from tests.system.application import KEY, MODEL, arguments, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,7 +35,10 @@ def url(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     path.write_text(yaml.safe_dump(config))
     port = free_port()
     command = [sys.executable, "-m", "scripts.serve", "--config", str(path), "--port", str(port)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as launcher:
+    keys = os.environ | {"SHOAL_API_KEYS": KEY}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=keys, stdout=subprocess.PIPE, text=True
+    ) as launcher:
         assert launcher.stdout is not None
         while not launcher.stdout.readline().startswith("Ctrl-C"):
             assert launcher.poll() is None, "it did not come up"
@@ -47,8 +50,7 @@ def url(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 @pytest.mark.parametrize("stream", [False, True])
 async def test_whoever_leaves_frees_the_pages(url: str, stream: bool) -> None:
     body = {"model": MODEL, "prompt": "One fish", "max_tokens": 900, "ignore_eos": True}
-    key = (default_cache() / "api-key").read_text()
-    headers = {"Authorization": f"Bearer {key}"}
+    headers = {"Authorization": f"Bearer {KEY}"}
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=60) as http:
 
         async def books() -> Any:
