@@ -14,9 +14,10 @@ from cluster.batching import Progress
 from cluster.blocks import PageEvents
 from cluster.errors import LedgerBroken, ShoalError
 from cluster.messages import Assignment, HeldRequest, PageHash, RequestFailed, ShardCapacity
+from cluster.stats import EngineStats
 
 if TYPE_CHECKING:  # importing the engine imports torch, which the shard's owner has no use for
-    from actors.engine.engine import Engine, EngineStats
+    from actors.engine.engine import Engine
 
 
 @dataclass(frozen=True, slots=True)

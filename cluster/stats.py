@@ -8,14 +8,13 @@ from cluster.messages import ShardRef
 
 
 @dataclass(frozen=True, slots=True)
-class ShardStats:
-    """A shard's books at one moment, for tests, dashboards and people.
+class EngineStats:
+    """Pages and sequences now, and totals since the start.
 
     used + cached + free = total: `used_pages` belong to live sequences, `cached_pages` are kept
     only for their prefix and may be reused at once.
     """
 
-    shard: ShardRef
     steps: int
     running: int
     waiting: int
@@ -27,6 +26,13 @@ class ShardStats:
     tokens_computed: int
     tokens_sampled: int
     prefix_hit_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardStats(EngineStats):
+    """The books of a shard's engine, which shard it is, and how many doors listen to it."""
+
+    shard: ShardRef
     doors: int
 
 

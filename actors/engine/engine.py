@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -29,23 +28,7 @@ from cluster.messages import (
     ShardCapacity,
     TokenDelta,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """Pages and sequences now, and totals since the start; used + cached + free = total pages."""
-
-    steps: int
-    running: int
-    waiting: int
-    total_pages: int
-    used_pages: int
-    cached_pages: int
-    free_pages: int
-    preemptions: int
-    tokens_computed: int
-    tokens_sampled: int
-    prefix_hit_tokens: int
+from cluster.stats import EngineStats
 
 
 class Engine:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from actors.engine.engine import EngineStats
 from actors.engine_thread import Outcome, Snapshot
 from actors.reporting import ReportLedger
 from cluster.batching import Progress
 from cluster.blocks import PageEvents
 from cluster.messages import HeldRequest, ReportAck, ShardCapacity, ShardRef
+from cluster.stats import EngineStats
 
 REF = ShardRef("m/shard-0", "m", "m/shard-0", "life")
 FINE, RESYNC = ReportAck(1, resync=False), ReportAck(1, resync=True)
