@@ -54,7 +54,7 @@ def make_secrets() -> Secrets:
 def environment(config: ServeConfig, secrets: Secrets, temp_dir: Path) -> dict[str, str]:
     """What the cluster and all its workers run under.
 
-    Serve answers through HAProxy, for a tenth of the CPU that its Python proxy takes for a token.
+    Serve answers through HAProxy, for a fraction of the CPU that its Python proxy takes a token.
     HAProxy's files and side ports are moved off their fixed places, which another cluster on this
     machine may hold. Ray gets a token of ours: its own would be made in ~/.ray, and clusters
     started later would begin to ask for it. Ray's default niceness of 15 would leave a shard with
