@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from cluster.config import ModelConfig
 from cluster.errors import ConfigError, InvalidRequest, UnsupportedModel
-from deployments.intake import ServedModel
+from deployments.served import ServedModel
 from deployments.text import LONG_TEXT, ModelText
 from tests.deployments.words import save_words
 
@@ -25,7 +25,7 @@ def test_the_door_never_imports_torch(folder: Path) -> None:
         "import sys; from pathlib import Path; import deployments.routes\n"
         "from deployments.text import ModelText\n"
         f"text = ModelText.load(Path({str(folder)!r}))\n"
-        "text.render([{'role': 'user', 'content': 'a'}])\n"
+        "text.render_now([{'role': 'user', 'content': 'a'}])\n"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -69,7 +69,7 @@ def test_an_untold_context_is_the_operators_to_tell(tmp_path: Path) -> None:
 async def test_a_template_that_refuses_makes_the_messages_invalid(text: ModelText) -> None:
     turn = {"role": "system", "content": ""}
     with pytest.raises(InvalidRequest, match="system comes first") as refusal:
-        await text.encode_chat([turn, turn])
+        await text.render([turn, turn])
     assert refusal.value.param == "messages"
 
 
@@ -77,7 +77,7 @@ async def test_a_model_without_a_template_has_no_chat(tmp_path: Path) -> None:
     save_words(tmp_path)
     (tmp_path / "chat_template.jinja").unlink()
     with pytest.raises(InvalidRequest, match="chat template"):
-        await ModelText.load(tmp_path).encode_chat([{"role": "user", "content": "a"}])
+        await ModelText.load(tmp_path).render([{"role": "user", "content": "a"}])
 
 
 def sentencepiece(folder: Path) -> PreTrainedTokenizerFast:
