@@ -133,7 +133,13 @@ class GatewayConfig(Frozen):
 
     replicas: int = Field(1, ge=1)
     max_ongoing_requests: int = Field(4096, ge=1)
-    max_body_bytes: int = Field(16 * 2**20, ge=1024)
+    max_body_bytes: int = Field(
+        4 * 2**20, ge=1024, description="Parsing so much holds the door for 0.2 s at worst."
+    )
+    body_timeout_s: float = Field(30.0, gt=0, description="A body not whole by then is refused.")
+    cors_origins: tuple[str, ...] = Field(
+        (), description="Web pages of these origins may call the API from a browser; `*`: all."
+    )
     max_choices: int = Field(16, ge=1, description="Largest `n`.")
     max_logprobs: int = Field(20, ge=0, description="Largest `top_logprobs`.")
     auth: AuthConfig = AuthConfig()
