@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -15,6 +16,9 @@ class Frozen(BaseModel):
     """A part of the configuration: no unknown fields, no writes after parsing."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+M = TypeVar("M", bound=Frozen)
 
 
 class CacheConfig(Frozen):
@@ -116,6 +120,9 @@ class SchedulingConfig(Frozen):
             raise ValueError(f"class names must differ, got {names}")
         if self.default_class not in names:
             raise ValueError(f"default_class must be one of {names}, got {self.default_class!r}")
+        meant = [tier for sla in self.classes for tier in {sla.name, *sla.tiers}]
+        if len(set(meant)) != len(meant):
+            raise ValueError(f"a tier or name must mean one class only, got {sorted(meant)}")
         return self
 
 
@@ -168,19 +175,42 @@ class ShoalConfig(Frozen):
         return self
 
 
+class FleetSettings(Frozen):
+    """What the Fleet's `user_config` may hold: knobs that need no restart."""
+
+    shards: dict[str, Annotated[int, Field(ge=0, le=4096)]] = Field(
+        default_factory=dict, description="Shards wanted, by model."
+    )
+
+
 def parse_config(args: dict[str, Any]) -> ShoalConfig:
     """Check `args` and compose the configuration.
 
     Raises ConfigError whose message lists every wrong field: its path, what was wrong, and what
     is allowed there.
     """
+    return _parse(ShoalConfig, args, "args")
+
+
+def parse_settings(user_config: dict[str, Any], models: Iterable[str]) -> FleetSettings:
+    """Check the Fleet's `user_config`, where `models` are served. Raises ConfigError likewise."""
+    settings = _parse(FleetSettings, user_config, "user_config")
+    known = sorted(models)
+    for name in settings.shards:
+        if name not in known:
+            path = f"user_config.shards.{name}"
+            raise ConfigError(f"{path}: no such model (allowed: {', '.join(known)})", path)
+    return settings
+
+
+def _parse(kind: type[M], data: Any, root: str) -> M:
     try:
-        return ShoalConfig.model_validate(args)
+        return kind.model_validate(data)
     except ValidationError as error:
         problems = _root_causes(error.errors(include_url=False))
-        lines = [f"  {_path(p['loc'])}: {p['msg']}{_allowed(p)}" for p in problems]
+        lines = [f"  {_path(root, p['loc'])}: {p['msg']}{_allowed(kind, p)}" for p in problems]
         raise ConfigError(
-            "the configuration is refused:\n" + "\n".join(lines), _path(problems[0]["loc"])
+            "the configuration is refused:\n" + "\n".join(lines), _path(root, problems[0]["loc"])
         ) from None
 
 
@@ -194,16 +224,15 @@ def _root_causes(problems: list[Any]) -> list[Any]:
     return [problem for problem in problems if not repeats(problem["loc"])]
 
 
-def _path(loc: tuple[int | str, ...]) -> str:
-    dotted = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
-    return "args" + dotted
+def _path(root: str, loc: tuple[int | str, ...]) -> str:
+    return root + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
 
 
-def _allowed(problem: Any) -> str:
+def _allowed(kind: type[Frozen], problem: Any) -> str:
     """For an unknown field, the fields that would have been known there."""
     if problem["type"] != "extra_forbidden":
         return f" (got {problem['input']!r})"
-    model: Any = ShoalConfig
+    model: Any = kind
     for part in problem["loc"][:-1]:
         model = _descend(model, part)
     return f" (allowed: {', '.join(sorted(model.model_fields))})"
