@@ -91,7 +91,9 @@ class ChatRequest(ApiRequest):
     tool_choice: Literal["none"] | None = Field(None, description=NO_EFFECT)
     parallel_tool_calls: bool | None = Field(None, description=NO_EFFECT)
     store: Literal[False] | None = Field(None, description=NO_EFFECT)
-    metadata: dict[str, str] | None = Field(None, max_length=16, description=NO_EFFECT)
+    metadata: dict[str, str] | None = Field(
+        None, max_length=16, fail_fast=True, description=NO_EFFECT
+    )
     safety_identifier: str | None = Field(None, description=NO_EFFECT)
     prompt_cache_key: str | None = Field(None, description=NO_EFFECT)
 

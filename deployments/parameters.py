@@ -93,7 +93,10 @@ class Parameters(Wire):
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     repetition_penalty: float = Field(1.0, gt=0, le=10)
     logit_bias: dict[TokenKey, Bias] = Field(
-        default_factory=dict, max_length=1024, description="Token ids, as strings, to their bias."
+        default_factory=dict,
+        max_length=1024,
+        fail_fast=True,
+        description="Token ids, as strings, to their bias.",
     )
     n: int = Field(1, ge=1, description="Choices for each prompt.")
     stop: StopStrings = Field(

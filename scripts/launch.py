@@ -167,7 +167,7 @@ class Cluster:
         """Return when a request would be answered."""
         while True:
             self.require_alive()
-            status, body = _get(f"http://127.0.0.1:{self._config.port}{self._config.route}/ready")
+            status, body = _get(f"{self._config.url}/ready")
             if status == 200:
                 return
             app = self._status().get("applications", {}).get(self._config.app, {})

@@ -119,7 +119,7 @@ def _end(cluster: Cluster, signals: Signals) -> None:
 def _greeting(
     config: ServeConfig, secrets: Secrets, cluster: Cluster, seconds: dict[str, float]
 ) -> str:
-    url = f"http://127.0.0.1:{config.port}{config.route}"
+    url = config.url
     question = {"role": "user", "content": "What is the capital of France?"}
     model = config.shoal.models[0].name
     body = json.dumps({"model": model, "temperature": 0, "messages": [question]})

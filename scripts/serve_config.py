@@ -18,6 +18,8 @@ from cluster.errors import ConfigError
 BUILDER = "deployments.app:build"
 DEPLOYMENTS = ("Fleet", "Gateway", "Router")
 DEFAULT_PORT = 8000
+EVERY_INTERFACE = ("0.0.0.0", "::", "")
+LOOPBACK = "127.0.0.1"
 PORT_PATH = "http_options.port"
 
 
@@ -33,6 +35,13 @@ class ServeConfig:
     @property
     def port(self) -> int:
         return int(self.deploy["http_options"]["port"])
+
+    @property
+    def url(self) -> str:
+        """Where this machine reaches the application."""
+        host = self.deploy["http_options"].get("host", EVERY_INTERFACE[0])
+        named = LOOPBACK if host in EVERY_INTERFACE else host
+        return f"http://{f'[{named}]' if ':' in named else named}:{self.port}{self.route}"
 
 
 def read_serve_config(path: Path, port: int | None = None) -> ServeConfig:
@@ -58,7 +67,7 @@ def read_serve_config(path: Path, port: int | None = None) -> ServeConfig:
 
 def free_port() -> int:
     """A port nobody holds at this moment."""
-    with socket.create_server(("127.0.0.1", 0)) as held:
+    with socket.create_server((LOOPBACK, 0)) as held:
         return int(held.getsockname()[1])
 
 
