@@ -56,17 +56,32 @@ class Application:
         """Whether no shard holds a page for a living sequence."""
         return all(stats.used_pages == 0 for stats in await self.shard_stats())
 
+    async def is_busy(self) -> bool:
+        """Whether every shard computes something."""
+        return all(stats.running for stats in await self.shard_stats())
+
+    async def is_settled(self) -> bool:
+        """Whether all wanted shards are there and known, hold no page, and no lease is out."""
+        try:
+            known = await self.actor(SCHEDULER).stats.remote()
+            return known.leased == 0 and len(known.shards) == 2 and await self.is_idle()
+        except (ValueError, ray.exceptions.RayError):
+            return False
+
+    async def pid(self, name: str) -> int | None:
+        """The process of whoever bears the name now; None where nobody answers to it."""
+        try:
+            return await pid_of(self.actor(name))
+        except (ValueError, ray.exceptions.RayActorError):
+            return None
+
     async def kill(self, name: str) -> None:
         """SIGKILL the process of an actor, and return once Ray has another under its name."""
-        actor = self.actor(name)
-        before = await pid_of(actor)
+        before = await pid_of(self.actor(name))
         os.kill(before, signal.SIGKILL)
 
         async def replaced() -> bool:
-            try:
-                return await pid_of(self.actor(name)) != before
-            except (ValueError, ray.exceptions.RayActorError):
-                return False
+            return await self.pid(name) not in (None, before)
 
         await until(replaced)
 
@@ -93,7 +108,7 @@ def arguments(folder: Path, shards: int) -> dict[str, Any]:
         "batching": {"max_num_seqs": 64, "max_batch_tokens": 256},
         "resources": {"cpus": 0, "threads": 1},
     }
-    return {"models": [model]}
+    return {"models": [model], "scheduling": {"shard_timeout_s": 5.0}}
 
 
 @contextmanager
