@@ -72,7 +72,7 @@ class Fleet:
     ) -> None:
         self._config = config
         self._namespace = namespace
-        self._timing = timing or _timing(config.scheduling)
+        self._timing = timing or timing_of(config.scheduling)
         self._models = {model.name: model for model in config.models}
         self._wanted = {model.name: model.shards for model in config.models}
         self._members: dict[str, Member] = {}
@@ -240,7 +240,7 @@ class Fleet:
         self._changed.set()
 
 
-def _timing(config: SchedulingConfig) -> FleetTiming:
+def timing_of(config: SchedulingConfig) -> FleetTiming:
     """A shard that gives no sign for `shard_timeout_s` is lost to the fleet, to the scheduler and
     to the doors alike, so a poll has to be answered well within it."""
     patience = Patience(
