@@ -191,7 +191,7 @@ class Chaos:
     async def _audit(self) -> None:
         """What is left when all is over; the books have to balance, or this raises."""
         with contextlib.suppress(TimeoutError):
-            await until(lambda: self._application.is_settled(self._shards), within_s=30.0)
+            await until(lambda: self._application.is_settled(self._shards), within_s=60.0)
         stats = await self._application.shard_stats(self._shards)
         self.report.leaked_pages = sum(one.used_pages for one in stats)
         self.report.leaked_leases = (await self._application.scheduler_stats()).leased

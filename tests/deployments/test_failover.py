@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from random import Random
 
 import pytest
@@ -12,11 +12,15 @@ import pytest
 from cluster.errors import PoisonRequest
 from cluster.messages import FinishReason, Request
 from cluster.steps import StepPlan
+from deployments.generation import Piece, RequestText, read_pieces
+from deployments.stops import compile_stops
+from deployments.text import ModelText
 from tests.cluster.paged_memory import alone, assignment
 from tests.deployments.toy_cluster import MAX_MODEL_LEN, Poisons, ToyCluster
 
 POISON = 77
 Output = dict[int, tuple[tuple[int, ...], FinishReason | None]]
+Heard = tuple[dict[int, list[Piece]], int, int]
 
 
 def requests(count: int, seed: int = 0) -> list[Request]:
@@ -76,23 +80,49 @@ async def ask_all(cluster: ToyCluster, wanted: Iterable[Request]) -> list[Output
     return await asyncio.gather(*(ask(cluster, one) for one in wanted), return_exceptions=True)
 
 
+async def kill_at_random(cluster: ToyCluster, chance: Random) -> None:
+    while True:
+        for _ in range(chance.randrange(8, 20)):
+            await asyncio.sleep(0)
+        cluster.kill(chance.randrange(3))
+
+
 @pytest.mark.parametrize("seed", range(20))
 async def test_whatever_dies_when_every_request_gets_what_was_due(seed: int) -> None:
-    wanted, chance = requests(40, seed), Random(seed)
-    cluster = ToyCluster(3, harmless)
-
-    async def kill() -> None:
-        while True:
-            for _ in range(chance.randrange(8, 20)):
-                await asyncio.sleep(0)
-            cluster.kill(chance.randrange(3))
-
+    wanted, cluster = requests(40, seed), ToyCluster(3, harmless)
     async with running(cluster):
-        killer = asyncio.create_task(kill())
+        killer = asyncio.create_task(kill_at_random(cluster, Random(seed)))
         given = await ask_all(cluster, wanted)
         killer.cancel()
     assert cluster.deaths > 3
     assert given == list(map(due, wanted))
+
+
+async def read(cluster: ToyCluster, request: Request, text: ModelText) -> Heard:
+    """All that a client hears: the pieces of each choice in order, and the usage."""
+    reading = RequestText(request, text, compile_stops(['!"!', '""']))
+    heard: dict[int, list[Piece]] = {}
+    async with aclosing(read_pieces(cluster.door, reading)) as pieces:
+        async for piece in pieces:
+            heard.setdefault(piece.choice, []).append(piece)
+    return heard, reading.usage().prompt_tokens, reading.usage().completion_tokens
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_pieces_stop_strings_and_usage_are_those_of_an_undisturbed_run(
+    text: ModelText, seed: int
+) -> None:
+    wanted = requests(30, seed)
+    calm, stormy = ToyCluster(1, harmless), ToyCluster(3, harmless)
+    async with running(calm):
+        expected = await asyncio.gather(*(read(calm, one, text) for one in wanted))
+    async with running(stormy):
+        killer = asyncio.create_task(kill_at_random(stormy, Random(seed)))
+        given = await asyncio.gather(*(read(stormy, one, text) for one in wanted))
+        killer.cancel()
+    assert stormy.deaths >= 3
+    assert given == expected
+    assert any(pieces[-1].met_stop for heard, *_ in given for pieces in heard.values())
 
 
 @pytest.mark.parametrize("at_output", [0, 1, 7])

@@ -13,6 +13,7 @@ import pytest
 
 from actors.naming import SCHEDULER, shard_name
 from benchmarks import mixture
+from benchmarks.chaos import Chaos
 from tests.actors.living import is_gone, pid_of, until
 from tests.system.application import MODEL, Application
 
@@ -115,6 +116,14 @@ async def test_streams_in_need_of_a_lease_wait_for_the_next_scheduler(
     assert list(map(mixture.verdict, given, due)) == ["right"] * len(wanted)
     await until(application.is_settled)
     await application.verify()
+
+
+async def test_chaos_loses_repeats_and_changes_nothing(application: Application) -> None:
+    chaos = Chaos(application, shards=2, seed=5)
+    report = await chaos.run(mixture.asks(MODEL, 28, seed=5), requests=84, kills=4, at_once=12)
+    assert report.errors == []
+    assert (report.verdicts, report.kills.total()) == ({"right": 84}, 4)
+    assert report.is_clean
 
 
 async def test_ready_tells_the_truth_while_shards_are_away(application: Application) -> None:
