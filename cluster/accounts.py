@@ -52,12 +52,12 @@ class Accounts:
             pages=placement.shard.pages_of(submission.prompt_tokens + output),
         )
 
-    def moved(self, entry: LeaseEntry, now: float) -> None:
+    def moved(self, entry: LeaseEntry, state: LeaseState, now: float) -> None:
         """A lease started, or is over."""
-        if entry.state is LeaseState.STARTED:
+        if state is LeaseState.STARTED:
             if entry.bill.sla in self._ttft:
                 self._ttft[entry.bill.sla].record(now - entry.bill.since, now)
-        elif entry.state is LeaseState.ENDED:
+        elif state is LeaseState.ENDED:
             self._ended(entry, now)
         else:
             self._undone(entry, now)

@@ -139,11 +139,11 @@ class Dispatch:
 
     def settle(self, now: float) -> Iterator[Tell]:
         """Enter what became of leases in the other books, and let others have what they left."""
-        for entry in self._books.leases.drain():
-            self.accounts.moved(entry, now)
+        for entry, state in self._books.leases.drain():
+            self.accounts.moved(entry, state, now)
             self.park(entry.bill.tenant)
             window = self._windows.get(entry.lease.shard.model)
-            if window is not None and entry.state is LeaseState.STARTED:
+            if window is not None and state is LeaseState.STARTED:
                 window.started(now - entry.bill.since, now)
         yield from self.pump_all(now)
 

@@ -64,6 +64,7 @@ class Lane:
         self._clock = FairClock()
         self._flows: dict[str, Flow] = {}
         self._turns: list[tuple[float, float, str]] = []
+        self._weights = 0.0
         self.depth = 0
         self.tokens = 0
 
@@ -81,6 +82,7 @@ class Lane:
         if flow is None:
             start = self._clock.start(tenant)
             flow = self._flows[tenant] = Flow(tenant, start, tenant in self._parked)
+            self._weights += self._weight_of(tenant)
         self._leave(flow)
         insort(flow.line, waiting.place)
         self._count(flow, +1, waiting.tokens)
@@ -95,6 +97,7 @@ class Lane:
             self._take_turn(flow)
         else:
             del self._flows[flow.tenant]
+            self._weights = self._weights - self._weight_of(flow.tenant) if self._flows else 0.0
 
     def charge(self, tenant: str, tokens: int) -> None:
         """`tenant` was served; what it still has waiting stands further back."""
@@ -122,8 +125,7 @@ class Lane:
         flow = self._flows.get(tenant)
         if flow is None:
             return 0.0
-        weights = sum(self._weight_of(name) for name in self._flows)
-        return min(flow.tokens * weights / self._weight_of(tenant), float(self.tokens))
+        return min(flow.tokens * self._weights / self._weight_of(tenant), float(self.tokens))
 
     def _leave(self, flow: Flow) -> None:
         if flow.line and not flow.parked:
@@ -151,6 +153,9 @@ class Lane:
         flows = self._flows.values()
         if self._turns != sorted(flow.turn for flow in flows if not flow.parked):
             raise LedgerBroken(f"queues: {len(self._turns)} turns, not those of {len(flows)} flows")
+        weights = sum(self._weight_of(flow.tenant) for flow in flows)
+        if not math.isclose(weights, self._weights):
+            raise LedgerBroken(f"queues: counted a weight of {weights}, kept {self._weights}")
         sums = sum(len(flow.line) for flow in flows), sum(flow.tokens for flow in flows)
         if sums != (self.depth, self.tokens):
             raise LedgerBroken(f"queues: counted {sums}, kept {(self.depth, self.tokens)}")
