@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 
-from cluster.leases import ShardBook
+from cluster.loads import ModelShards
 from cluster.messages import Refusal, RefusalKind, Submission
 from cluster.queues import Waiting
 from cluster.routing import could_hold
@@ -80,9 +79,7 @@ class Admission:
         """A shard of `model` is there."""
         self._unserved_since.pop(model, None)
 
-    def objection(
-        self, waiting: Waiting, shards: Collection[ShardBook], now: float
-    ) -> RefusalKind | None:
+    def objection(self, waiting: Waiting, shards: ModelShards, now: float) -> RefusalKind | None:
         """Why it can never be served by `shards`, all those of its model; the first that holds.
 
         A model is not ready when somebody has wanted it for `not_ready_timeout_s` with no shard
@@ -91,10 +88,10 @@ class Admission:
         submission = waiting.submission
         if waiting.deadline_at <= now:
             return RefusalKind.DEADLINE
-        if not shards:
+        if not len(shards):
             since = self._unserved_since.setdefault(submission.model, now)
             return RefusalKind.NOT_READY if now - since >= self._not_ready_timeout_s else None
-        if not any(could_hold(shard, submission) for shard in shards):
+        if not could_hold(shards.longest, submission):
             return RefusalKind.NEVER_FITS
         return None
 

@@ -75,17 +75,82 @@ class ModelConfig(Frozen):
 
 
 class SlaClass(Frozen):
-    """A class of service; classes listed earlier go first, and within one it is first come."""
+    """A class of service: its share, its promises and its bounds; earlier ones are higher."""
 
     name: str = Field(min_length=1)
     tiers: tuple[str, ...] = Field((), description="Values of `service_tier` that mean it.")
+    weight: float = Field(1.0, gt=0, description="Share of the tokens where classes compete.")
+    ttft_s: float | None = Field(None, gt=0, description="Target: first token, seconds.")
+    tpot_s: float | None = Field(None, gt=0, description="Target: each further token, seconds.")
+    max_queued: int | None = Field(None, ge=0, description="By default the scheduler's.")
+    queue_timeout_s: float = Field(300.0, gt=0, description="So long a request waits at most.")
+    aging_s: float = Field(
+        30.0, gt=0, description="Waiting so long, it is not overtaken by higher classes any more."
+    )
+    fill: float = Field(
+        1.0, gt=0, le=1, description="It gets places while fewer than this share are taken."
+    )
+    burst_share: float = Field(
+        1.0, ge=0, le=1, description="How much of a tenant's burst its requests may use."
+    )
 
 
 DEFAULT_CLASSES = (
-    SlaClass(name="P0", tiers=("priority",)),
-    SlaClass(name="P1", tiers=("auto", "default")),
-    SlaClass(name="P2", tiers=("flex", "batch")),
+    SlaClass(
+        name="P0",
+        tiers=("priority",),
+        weight=16.0,
+        ttft_s=0.8,
+        tpot_s=0.1,
+        queue_timeout_s=60.0,
+        aging_s=5.0,
+    ),
+    SlaClass(
+        name="P1",
+        tiers=("auto", "default"),
+        weight=4.0,
+        ttft_s=2.0,
+        tpot_s=0.2,
+        fill=0.9,
+        burst_share=0.5,
+    ),
+    SlaClass(
+        name="P2",
+        tiers=("flex", "batch"),
+        queue_timeout_s=3600.0,
+        aging_s=120.0,
+        fill=0.75,
+        burst_share=0.0,
+    ),
 )
+
+
+class TenantConfig(Frozen):
+    """What one tenant may use; what is not bounded here is bounded by the queue alone."""
+
+    name: str = Field("", description="As in its keys; empty for `default_tenant`.")
+    weight: float = Field(1.0, gt=0, description="Share of the tokens among tenants of a class.")
+    tokens_per_window: int | None = Field(None, ge=1, description="Prompt and output tokens.")
+    burst_tokens: int = Field(0, ge=0, description="On top, times the class's `burst_share`.")
+    max_concurrency: int | None = Field(None, ge=1, description="Requests on shards at once.")
+    max_pages: int | None = Field(None, ge=1, description="Pages of its requests at once.")
+
+
+class PlacementConfig(Frozen):
+    """What placing a request costs, in tokens; see docs/scheduling.md."""
+
+    decode_tokens: float = Field(64.0, ge=0, description="Cost of a running sequence beside it.")
+    page_pressure: float = Field(1.0, ge=0, description="Cost of a prompt token on a full shard.")
+    affinity_min_tokens: int = Field(
+        64, ge=0, description="A cached prefix shorter than this is no reason for a shard."
+    )
+    explore: float = Field(0.01, ge=0, le=1, description="Share of requests that go by load alone.")
+    prefill_window_s: float = Field(
+        0.25, gt=0, description="Prompt leased to a shard ahead of its computation, seconds of it."
+    )
+    prefill_window_tokens: int = Field(
+        2048, ge=1, description="The same while the shard's speed is unknown, and at least a half."
+    )
 
 
 class SchedulingConfig(Frozen):
@@ -93,6 +158,7 @@ class SchedulingConfig(Frozen):
 
     classes: tuple[SlaClass, ...] = Field(DEFAULT_CLASSES, min_length=1)
     default_class: str = "P1"
+    placement: PlacementConfig = PlacementConfig()
     max_queued: int = Field(
         1024, ge=0, description="Requests of one class waiting before its next gets 429."
     )

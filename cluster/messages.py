@@ -244,6 +244,8 @@ class HeldRequest:
     prompt_tokens: int
     computed_tokens: int
     choices: int
+    tenant: str = ""
+    sla: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +255,8 @@ class ShardReport:
     A `full` report replaces all the scheduler knew of the shard: `held` and `stored` are then
     complete, but for what `started` and `ended` since `held` was drawn up. `free_pages` counts
     evictable cached pages too. `started` names requests whose prompt is computed, `ended` those
-    whose every choice is over. `stored` and `removed` are net: a page is in one of them at most.
+    whose every choice is over, and `produced` the output tokens of each of these, where the shard
+    counts them. `stored` and `removed` are net: a page is in one of them at most.
     A report whose ack was lost is sent again with its number, or its successor is full.
     """
 
@@ -267,6 +270,7 @@ class ShardReport:
     removed: tuple[PageHash, ...] = ()
     full: bool = False
     held: tuple[HeldRequest, ...] = ()
+    produced: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from cluster.events import (
     Ticked,
     Withdrawn,
 )
-from cluster.leases import LeaseBook, LeaseState
+from cluster.leases import LeaseBook
 from cluster.messages import (
     Decision,
     Lease,
@@ -38,8 +38,10 @@ from cluster.messages import (
     ShardReport,
     Submission,
 )
+from cluster.prefixes import PrefixIndex
 from cluster.queues import ClassQueues, Waiting
-from cluster.routing import PrefixIndex, place
+from cluster.routing import Placer
+from cluster.shard_books import Bill, LeaseState
 from cluster.stats import SchedulerStats
 
 
@@ -57,7 +59,8 @@ class SchedulerBrain:
         self._epoch = epoch
         self._classes = tuple(sla.name for sla in config.classes)
         self._queues = ClassQueues(self._classes, config.max_queued)
-        self._book = LeaseBook(epoch, config.claim_timeout_s)
+        self._book = LeaseBook(epoch, config.claim_timeout_s, config.placement)
+        self._placer = Placer(config.placement)
         self._index = PrefixIndex(config.max_indexed_pages)
         self._admission = Admission(config.not_ready_timeout_s)
         self._refused = 0
@@ -130,7 +133,7 @@ class SchedulerBrain:
             self._book.reconcile(report, now)
             self._admission.served(report.shard.model)
         else:
-            self._book.settle(report)
+            self._book.settle(report, now)
         self._index.store(name, report.stored)
         self._index.remove(name, report.removed)
 
@@ -172,7 +175,7 @@ class SchedulerBrain:
         """Why it can no longer be served, if so."""
         submission = waiting.submission
         shards = self._book.serving(submission.model)
-        kind = self._admission.objection(waiting, shards.values(), now)
+        kind = self._admission.objection(waiting, shards, now)
         return None if kind is None else self._refuse(submission, kind, now)
 
     def _refuse(self, submission: Submission, kind: RefusalKind, now: float) -> Refusal:
@@ -195,13 +198,19 @@ class SchedulerBrain:
 
     def _grant(self, waiting: Waiting, now: float) -> Lease | None:
         submission = waiting.submission
-        placement = place(submission, self._book.serving(submission.model), self._index)
+        match = self._index.match(submission.page_hashes)
+        placement = self._placer.place(submission, self._book.serving(submission.model), match)
         if placement is None:
             return None
+        self._index.use(submission.page_hashes[: match.depth])
+        self._placer.next()
         reason = Reason(now - waiting.since, placement.candidates)
         shard, cached = placement.shard.ref, placement.cached_tokens
         lease = Lease(submission.request_id, self._epoch, shard, cached, reason)
-        self._book.grant(lease, placement.load, now)
+        self._book.grant(
+            lease, placement.load, Bill(submission.tenant, submission.sla, waiting.since), now
+        )
+        self._book.drain()
         self._admission.granted(submission.model, now)
         return lease
 

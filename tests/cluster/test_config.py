@@ -64,7 +64,7 @@ def test_a_configuration_is_frozen_in_every_part() -> None:
         (
             {"scheduling": {"classes": [{"name": "a", "tier": "b"}], "default_class": "a"}},
             "args.scheduling.classes[0].tier",
-            "name, tiers",
+            "queue_timeout_s, tiers",
         ),
     ],
 )

@@ -35,6 +35,7 @@ from cluster.scheduling import SchedulerBrain
 
 CONFIG = SchedulingConfig(max_queued=2, shard_timeout_s=10, not_ready_timeout_s=30)
 PAGE = bytes(16)
+PAGES = tuple(bytes([n]) * 16 for n in range(6))
 
 
 def ref(name: str, life: int = 1) -> ShardRef:
@@ -146,10 +147,10 @@ def test_a_request_goes_where_its_prefix_is_cached_and_elsewhere_once_it_is_not(
     bench: Bench,
 ) -> None:
     bench.join("a")
-    bench.join("b", stored=(PAGE,))
-    assert shard_of(bench.submit("q1", page_hashes=(PAGE,))) == "b"
-    bench.report("b", 2, ended=("q1",), removed=(PAGE,))
-    assert shard_of(bench.submit("q2", page_hashes=(PAGE,))) == "a"
+    bench.join("b", stored=PAGES)
+    assert shard_of(bench.submit("q1", prompt_tokens=100, page_hashes=PAGES)) == "b"
+    bench.report("b", 2, ended=("q1",), removed=PAGES)
+    assert shard_of(bench.submit("q2", prompt_tokens=100, page_hashes=PAGES)) == "a"
 
 
 def test_a_full_report_replaces_the_pages_known(bench: Bench) -> None:
