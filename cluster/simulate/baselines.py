@@ -24,14 +24,17 @@ from cluster.messages import (
     ShardReport,
     Submission,
 )
-from cluster.routing import PrefixIndex
+from cluster.prefixes import PrefixIndex
 
 EPOCH = 1
+
+DECODE_TOKENS = 64
+"""What a running sequence weighs beside a prompt; the brain's own default."""
 
 
 @dataclass(slots=True, eq=False)
 class Target:
-    """A shard as a router sees it: `prefill` tokens by request not yet started, and who is there."""
+    """A shard as a router sees it; `prefill` has the tokens of each request not yet started."""
 
     ref: ShardRef
     capacity: ShardCapacity
@@ -73,9 +76,6 @@ class DirectRouter(ABC):
     def choose(self, submission: Submission, targets: Iterable[Target]) -> tuple[Target, int]:
         """The shard, and the tokens it will have to compute as far as the router knows."""
 
-    def learn(self, report: ShardReport) -> None:
-        """What the policy keeps of a report beyond loads: nothing."""
-
     def _route(self, submission: Submission) -> Tell:
         wanted = submission.prompt_tokens + submission.max_tokens
         able = [one for one in self._targets.values() if wanted <= one.capacity.max_model_len]
@@ -95,7 +95,6 @@ class DirectRouter(ABC):
             target.started(request_id)
         for request_id in report.ended:
             target.ended(request_id)
-        self.learn(report)
 
 
 class RoundRobin(DirectRouter):
@@ -116,8 +115,7 @@ class LeastRequests(DirectRouter):
 class LeastLoaded(DirectRouter):
     """The shard with the fewest tokens outstanding: prompts to compute, and running sequences.
 
-    A running sequence weighs `DECODE_TOKENS`, as the brain weighs it. The router knows no caches,
-    so that a prompt counts whole.
+    The router knows no caches, so that a prompt counts whole.
     """
 
     def choose(self, submission: Submission, targets: Iterable[Target]) -> tuple[Target, int]:
@@ -137,22 +135,19 @@ class PrefixOnly(LeastLoaded):
 
     def choose(self, submission: Submission, targets: Iterable[Target]) -> tuple[Target, int]:
         targets = list(targets)
-        matched = self._index.match(submission.page_hashes)
-        longest = max(matched.values(), default=0)
-        cached = longest * targets[0].capacity.block_size
+        match = self._index.match(submission.page_hashes)
+        cached = match.depth * targets[0].capacity.block_size
         if cached < self.MATCH * submission.prompt_tokens:
             return super().choose(submission, targets)
-        holders = [one for one in targets if matched.get(one.ref.shard) == longest]
+        holders = [one for one in targets if match.pages_of(one.ref.shard) == match.depth]
         return min(holders, key=_load), max(submission.prompt_tokens - cached, 1)
 
-    def learn(self, report: ShardReport) -> None:
+    def _settle(self, report: ShardReport) -> None:
+        super()._settle(report)
         if report.full:
             self._index.drop(report.shard.shard)
         self._index.store(report.shard.shard, report.stored)
         self._index.remove(report.shard.shard, report.removed)
-
-
-DECODE_TOKENS = 16
 
 
 def _load(target: Target) -> tuple[int, int]:

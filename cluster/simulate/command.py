@@ -7,13 +7,13 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any, cast
 
 from cluster.config import SchedulingConfig
+from cluster.simulate.capacity import study_capacity
 from cluster.simulate.costs import DEVICES, read_device
 from cluster.simulate.experiment import POLICIES, Experiment
-from cluster.simulate.figures import Figures
 from cluster.simulate.table import capacity_table, policy_table
-from cluster.simulate.capacity import highest_speed
 from cluster.simulate.traces import read_trace
 from cluster.simulate.workload import Shape
 
@@ -24,10 +24,27 @@ def main(arguments: Sequence[str], stopwatch: Callable[[], float]) -> str:
     experiment = _experiment(options, stopwatch)
     policies = list(POLICIES) if options.policy == "all" else [options.policy]
     if options.find_capacity:
-        return _find_capacity(experiment, policies, options)
+        return _capacities(experiment, policies, options)
     figures = [experiment.run(policy) for policy in policies]
-    _write(options, {"policies": [asdict(one) for one in figures]})
+    _write(options, figures=figures)
     return policy_table(figures)
+
+
+def _capacities(
+    experiment: Experiment, policies: Sequence[str], options: argparse.Namespace
+) -> str:
+    """Each policy at the highest load it bears, and all where the reference has broken down."""
+    study = study_capacity(experiment, policies)
+    _write(options, figures=study.broken, capacities=study.capacities)
+    return f"{capacity_table(study)}\n{policy_table(study.broken)}"
+
+
+def _write(options: argparse.Namespace, **parts: Sequence[object]) -> None:
+    """The command and its figures as JSON; where nothing was served, a quantile is Infinity."""
+    if options.json:
+        command = {name: str(value) for name, value in vars(options).items()}
+        found = {name: [asdict(cast("Any", one)) for one in part] for name, part in parts.items()}
+        options.json.write_text(json.dumps({"command": command, **found}, indent=1) + "\n")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -15,11 +15,11 @@ from cluster.errors import ConfigError
 class StepCost:
     """Milliseconds of one forward pass; linear in what the step holds.
 
-        step = fixed                    weights read, launches
-             + prefill x tokens         products of prompt tokens
-             + decode  x sequences      products of decoding sequences
-             + context x context tokens KV read by decoding sequences
-             + pair    x (token, context token) pairs of prompt attention
+    step = fixed                    weights read, launches
+         + prefill x tokens         products of prompt tokens
+         + decode  x sequences      products of decoding sequences
+         + context x context tokens KV read by decoding sequences
+         + pair    x (token, context token) pairs of prompt attention
     """
 
     fixed_ms: float
@@ -54,7 +54,7 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
         # TB/s, 80 GB) at half the FLOP/s in products, 0.4 in attention and 0.7 of the bandwidth:
         # 16.06 GB of weights, 16.06 GFLOP a token, 128 KiB of KV a token, and 4 x 32 layers x 4096
         # FLOP for each pair of tokens. The pool is what 90 % of the memory leaves beside weights.
-        "h100": Device(StepCost(6.85, 0.0325, 0.0325, 5.6e-5, 1.3e-6), 412_000, 256, 2048),
+        "h100": Device(StepCost(6.85, 0.0325, 0.0325, 5.6e-5, 1.3e-6), 412_000, 256, 1024),
         # SmolLM2-135M on two cores, from the step times in docs/performance.md.
         "cpu": Device(StepCost(58.5, 0.5, 0.86, 3.4e-3, 2.0e-5), 110_000, 128, 1024),
     }

@@ -166,8 +166,8 @@ class SimulatedEngine:
     def _alike_steps(self, draft: Draft) -> int:
         """How many steps nobody ends, needs a page, or leaves tokens for somebody else.
 
-        A prompt that fills the budget gets the pages of all these steps now: nobody else takes one
-        meanwhile.
+        A prompt that goes on after this step fills the budget, and gets the pages of all these
+        steps now: nobody else takes one meanwhile.
         """
         page = self._page
         room = [
@@ -177,9 +177,7 @@ class SimulatedEngine:
         if not draft.chunks:
             return min(room)
         one, count = draft.chunks[0]
-        full = (one.behind - 1) // count
-        if draft.budget or len(draft.chunks) > 1 or full <= 1:
-            return 1
+        full = max((one.behind - 1) // count, 1)
         steps = min([full, self._fits(one, full * count) // count, *room])
         self._extend(one, steps * count)
         return steps

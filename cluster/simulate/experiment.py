@@ -12,11 +12,11 @@ from cluster.simulate.baselines import LeastLoaded, LeastRequests, PrefixOnly, R
 from cluster.simulate.costs import Device
 from cluster.simulate.figures import (
     Figures,
-    Target,
     by_class,
     class_figures,
     fairness,
     hit_rate,
+    target_of,
 )
 from cluster.simulate.shards import SimulatedShard
 from cluster.simulate.simulation import Decider, Simulation, Timing
@@ -36,10 +36,6 @@ POLICIES: Mapping[str, Callable[[SchedulingConfig], Decider]] = MappingProxyType
         "prefix_only": PrefixOnly,
         "round_robin": RoundRobin,
     }
-)
-
-TARGETS: Mapping[str, Target] = MappingProxyType(
-    {"P0": Target(0.8, 0.1), "P1": Target(2.0, 0.2), "P2": Target()}
 )
 
 
@@ -72,17 +68,18 @@ class Experiment:
     def _figures(self, policy: str, simulation: Simulation, preemptions: int) -> Figures:
         stories = simulation.stories.values()
         lasted_s = max(one.offered.arrival_s for one in stories)
-        every = class_figures(stories, TARGETS)
+        targets = {sla.name: target_of(sla) for sla in self.scheduling.classes}
+        every = class_figures(stories, targets)
         return Figures(
             policy=policy,
             offered_per_s=len(stories) / lasted_s,
             goodput_per_s=every.met / lasted_s,
             hit_rate=hit_rate(stories),
-            fairness=fairness(stories, TARGETS),
+            fairness=fairness(stories, targets),
             decisions_per_s=simulation.decisions / max(simulation.decider_s, 1e-9),
             preemptions=preemptions,
             every=every,
             classes={
-                name: class_figures(members, TARGETS) for name, members in by_class(stories).items()
+                name: class_figures(members, targets) for name, members in by_class(stories).items()
             },
         )

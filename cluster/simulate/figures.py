@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from cluster.config import SlaClass
 from cluster.simulate.simulation import Story
 
 QUANTILES = (0.5, 0.95, 0.99)
@@ -59,6 +60,11 @@ class Figures:
     preemptions: int
     every: ClassFigures
     classes: Mapping[str, ClassFigures]
+
+
+def target_of(sla: SlaClass) -> Target:
+    """What the configuration promises; a class without targets is served in time whenever it is."""
+    return Target(sla.ttft_s or math.inf, sla.tpot_s or math.inf)
 
 
 def class_figures(stories: Collection[Story], targets: Mapping[str, Target]) -> ClassFigures:

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 from cluster.errors import LedgerBroken
 from cluster.events import Acknowledge, Event, Instruction, Reported, Submitted, Tell, Ticked
 from cluster.messages import Decision, Lease, RefusalKind
-from cluster.simulate.costs import Device
 from cluster.simulate.runs import Run
 from cluster.simulate.shards import SimulatedShard
 from cluster.simulate.workload import Offered

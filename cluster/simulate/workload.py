@@ -35,7 +35,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """One request as it arrives: what the scheduler is told of it, and what only comes out later."""
+    """One request as it arrives: what the scheduler is told of it, and what comes out later."""
 
     arrival_s: float
     submission: Submission
@@ -49,9 +49,7 @@ def offered_load(rows: Sequence[TraceRow], shape: Shape) -> tuple[Offered, ...]:
     return tuple(sorted(every, key=lambda one: (one.arrival_s, one.submission.request_id)))
 
 
-def _copy(
-    rows: Sequence[TraceRow], shape: Shape, copy: int, longest: int
-) -> Iterator[Offered]:
+def _copy(rows: Sequence[TraceRow], shape: Shape, copy: int, longest: int) -> Iterator[Offered]:
     """No client knows how long its answer will be: each allows the longest of the trace."""
     length_s = rows[-1].arrival_s + max(rows[-1].blur_s, 1.0)
     shift_s = length_s * draw(shape.seed, "shift", copy) if copy else 0.0

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.batching import Batcher
@@ -44,12 +44,12 @@ jobs = st.lists(
     st.builds(
         Job,
         # Not on a step's boundary, where who comes first is a matter of rounding.
-        gap_s=st.sampled_from([0.0, 0.00123, 0.0371, 0.2417]),
+        gap_s=st.sampled_from([0.0, 0.0, 0.00123, 0.0371, 0.2417]),
         shared=st.integers(0, 16),
-        own=st.integers(1, 30),
-        output=st.integers(1, 12),
+        own=st.integers(1, 20),
+        output=st.integers(1, 24),
     ),
-    min_size=1,
+    min_size=3,
     max_size=12,
 )
 
@@ -129,7 +129,8 @@ def test_with_pages_to_spare_it_takes_the_batchers_steps(
     }
 
 
-@given(work=jobs, seqs=st.integers(1, 6), budget=st.integers(4, 40), pages=st.integers(15, 40))
+@settings(max_examples=300)
+@given(work=jobs, seqs=st.integers(2, 6), budget=st.integers(4, 40), pages=st.integers(15, 25))
 def test_short_of_pages_it_evicts_and_preempts_as_the_batcher_does(
     work: list[Job], seqs: int, budget: int, pages: int
 ) -> None:
