@@ -67,7 +67,7 @@ class Experiment:
 
     def _figures(self, policy: str, simulation: Simulation, preemptions: int) -> Figures:
         stories = simulation.stories.values()
-        lasted_s = max(one.offered.arrival_s for one in stories)
+        lasted_s = max(1.0, *(one.offered.arrival_s for one in stories))
         targets = {sla.name: target_of(sla) for sla in self.scheduling.classes}
         every = class_figures(stories, targets)
         return Figures(
