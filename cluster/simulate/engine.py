@@ -61,12 +61,15 @@ class SimulatedEngine:
         decodes = [one for one in self._running if one.behind == 1]
         prefills = [one for one in self._running if one.behind > 1]
         for one in decodes:
-            self._draft_chunk(draft, one)
+            if one.room and draft.budget:
+                draft.add(one, 1)
+            else:
+                self._draft_chunk(draft, one)
         for one in prefills:
             self._draft_chunk(draft, one)
         while draft.budget and (started := self._start_next()):
             self._draft_chunk(draft, started)
-        self.run = self._priced(draft, now) if draft.planned else None
+        self.run = self._priced(draft, now) if draft.decodes or draft.chunks else None
         return self.run
 
     def shorten(self, now: float) -> None:
@@ -76,14 +79,20 @@ class SimulatedEngine:
             run.steps = min(run.steps, run.steps_until(now))
 
     def finish(self) -> Outcome:
-        """Enter what the run gave."""
+        """Enter what the run gave; most of it is decodes that neither end nor fill a page."""
         run, self.run = self.run, None
         outcome = Outcome()
         if run is not None:
+            steps = run.steps
             for one in run.decodes:
-                self._advance(one, run.steps, outcome)
+                if one.started and one.room > steps < one.final - one.known:
+                    one.computed += steps
+                    one.known += steps
+                    one.room -= steps
+                else:
+                    self._advance(one, steps, outcome)
             for one, count in run.chunks:
-                self._advance(one, run.steps * count, outcome)
+                self._advance(one, steps * count, outcome)
         return outcome
 
     def verify(self) -> None:
@@ -99,7 +108,7 @@ class SimulatedEngine:
             return
         while not (count := self._fits(one, wanted)):
             draft.alike = False
-            victim = self._newest_behind(one, draft.planned)
+            victim = self._newest_behind(one, draft)
             if victim is None:
                 return
             self._preempt(victim)
@@ -107,21 +116,21 @@ class SimulatedEngine:
         draft.add(one, count)
 
     def _fits(self, one: Sequence, wanted: int) -> int:
-        room = len(one.blocks) * self._page - one.computed
-        if room >= wanted:
+        if one.room >= wanted:
             return wanted
-        return min(wanted, room + self.pool.available * self._page)
+        return min(wanted, one.room + self.pool.available * self._page)
 
     def _extend(self, one: Sequence, count: int) -> None:
-        lacking = -(-(one.computed + count) // self._page) - len(one.blocks)
+        lacking = -(-(count - one.room) // self._page)
         if lacking > 0:
             one.blocks += self.pool.allocate(lacking) or ()
+            one.room += lacking * self._page
 
-    def _newest_behind(self, one: Sequence, spared: set[Sequence]) -> Sequence | None:
+    def _newest_behind(self, one: Sequence, draft: Draft) -> Sequence | None:
         for other in reversed(self._running):
             if other is one:
                 return None
-            if other not in spared:
+            if not draft.holds(other):
                 return other
         return None
 
@@ -135,7 +144,7 @@ class SimulatedEngine:
         self._running.remove(one)
         one.running = False
         self.pool.release(one.blocks)
-        one.blocks = []
+        one.blocks, one.room = [], 0
 
     def _start_next(self) -> Sequence | None:
         """Run the first that waits, if there are a place, its pages and, beside others, spare."""
@@ -169,11 +178,7 @@ class SimulatedEngine:
         A prompt that goes on after this step fills the budget, and gets the pages of all these
         steps now: nobody else takes one meanwhile.
         """
-        page = self._page
-        room = [
-            min(one.final - one.known, len(one.blocks) * page - one.computed)
-            for one in draft.decodes
-        ]
+        room = [min(one.final - one.known, one.room) for one in draft.decodes]
         if not draft.chunks:
             return min(room)
         one, count = draft.chunks[0]
@@ -185,6 +190,7 @@ class SimulatedEngine:
     def _advance(self, one: Sequence, count: int, outcome: Outcome) -> None:
         first = one.computed // self._page
         one.computed += count
+        one.room -= count
         for index in range(first, one.computed // self._page):
             self.pool.seal(one.blocks[index], one.page(index))
         if one.computed < one.known:

@@ -13,7 +13,8 @@ from cluster.simulate.workload import Offered
 class Sequence:
     """One request on a shard: `known` tokens of which `computed` have KV, as in `cluster.steps`.
 
-    It ends with `final` tokens known. `cached` is what its first start found computed.
+    It ends with `final` tokens known. Its pages have `room` for so many more tokens. `cached` is
+    what its first start found computed.
     """
 
     offered: Offered
@@ -22,6 +23,7 @@ class Sequence:
     final: int
     hashes: list[PageHash]
     computed: int = 0
+    room: int = 0
     blocks: list[int] = field(default_factory=list)
     cached: int | None = None
     running: bool = False
@@ -79,17 +81,18 @@ class Draft:
     budget: int
     decodes: list[Sequence] = field(default_factory=list)
     chunks: list[tuple[Sequence, int]] = field(default_factory=list)
-    planned: set[Sequence] = field(default_factory=set)
     alike: bool = True
 
     def add(self, one: Sequence, count: int) -> None:
-        self.planned.add(one)
         self.budget -= count
-        if one.behind == 1:
+        if one.known - one.computed == 1:
             self.decodes.append(one)
             self.alike &= one.started
         else:
             self.chunks.append((one, count))
+
+    def holds(self, one: Sequence) -> bool:
+        return one in self.decodes or any(one is other for other, _ in self.chunks)
 
 
 @dataclass(slots=True, eq=False)
