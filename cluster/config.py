@@ -158,6 +158,16 @@ class SchedulingConfig(Frozen):
 
     classes: tuple[SlaClass, ...] = Field(DEFAULT_CLASSES, min_length=1)
     default_class: str = "P1"
+    tenants: tuple[TenantConfig, ...] = Field((), description="Those with limits of their own.")
+    default_tenant: TenantConfig = Field(TenantConfig(), description="Limits of all the others.")
+    budget_window_s: float = Field(60.0, gt=0, description="What `tokens_per_window` counts over.")
+    max_tenants: int = Field(10_000, ge=1, description="Tenants remembered while idle.")
+    expected_output_tokens: float = Field(
+        128.0, gt=0, description="Output to charge in advance while a tenant's is unknown."
+    )
+    jitter_penalty: float = Field(
+        1.0, ge=0, description="Mean deviations of a tenant's output charged on top of its mean."
+    )
     placement: PlacementConfig = PlacementConfig()
     max_queued: int = Field(
         1024, ge=0, description="Requests of one class waiting before its next gets 429."
@@ -182,6 +192,13 @@ class SchedulingConfig(Frozen):
             raise ValueError(f"class names must differ, got {names}")
         if self.default_class not in names:
             raise ValueError(f"default_class must be one of {names}, got {self.default_class!r}")
+        return self
+
+    @model_validator(mode="after")
+    def _tenants_have_names(self) -> SchedulingConfig:
+        names = [tenant.name for tenant in self.tenants]
+        if "" in names or len(set(names)) != len(names):
+            raise ValueError(f"tenants need names that differ, got {names}")
         return self
 
 

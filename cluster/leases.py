@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from itertools import zip_longest
+from typing import NamedTuple
 
 from cluster.config import PlacementConfig
 from cluster.errors import IllegalTransition, LedgerBroken
@@ -19,6 +20,16 @@ from cluster.shard_books import (
     Load,
     ShardBook,
 )
+
+
+class Holding(NamedTuple):
+    """What one tenant has on shards."""
+
+    requests: int
+    pages: int
+
+
+NOTHING = Holding(0, 0)
 
 
 class LeaseBook:
@@ -37,6 +48,7 @@ class LeaseBook:
         self._models: dict[str, ModelShards] = {}
         self._entries: dict[str, LeaseEntry] = {}
         self._unclaimed: deque[tuple[float, str]] = deque()
+        self._tenants: dict[str, Holding] = {}
         self._moved: list[LeaseEntry] = []
         self._grants = 0
 
@@ -69,6 +81,10 @@ class LeaseBook:
         moved, self._moved = self._moved, []
         return moved
 
+    def holding(self, tenant: str) -> Holding:
+        """What the leases of `tenant` hold."""
+        return self._tenants.get(tenant, NOTHING)
+
     def grant(self, lease: Lease, load: Load, bill: Bill, now: float) -> None:
         shard = self._shards[lease.shard.shard]
         self._grants += 1
@@ -86,6 +102,7 @@ class LeaseBook:
         entry.state = state
         if state in OVER:
             del self._entries[request_id], shard.leases[request_id]
+            self._hold_for(entry, -1)
         else:
             self._weigh(shard, entry, +1)
         if state is not LeaseState.CLAIMED:
@@ -199,7 +216,15 @@ class LeaseBook:
             shard.measured_at = now
         self._entries[entry.lease.request_id] = entry
         shard.leases[entry.lease.request_id] = entry
+        self._hold_for(entry, +1)
         self._weigh(shard, entry, +1)
+
+    def _hold_for(self, entry: LeaseEntry, sign: int) -> None:
+        tenant, before = entry.bill.tenant, self.holding(entry.bill.tenant)
+        pages = before.pages + sign * entry.bill.pages
+        self._tenants[tenant] = Holding(before.requests + sign, pages)
+        if not self._tenants[tenant].requests:
+            del self._tenants[tenant]
 
     def _weigh(self, shard: ShardBook, entry: LeaseEntry, sign: int) -> None:
         places = sign * entry.load.sequences
@@ -226,6 +251,10 @@ class LeaseBook:
         _same("all", "unlisted shards", 0, len(self._shards.keys() ^ by_model))
         for model in self._models.values():
             model.verify()
+        for tenant, holding in self._tenants.items():
+            bills = [e.bill for e in self._entries.values() if e.bill.tenant == tenant]
+            _same(tenant, "requests", holding.requests, len(bills))
+            _same(tenant, "pages", holding.pages, sum(bill.pages for bill in bills))
 
 
 def _same(shard: str, what: str, kept: int, counted: int) -> None:

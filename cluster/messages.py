@@ -79,6 +79,7 @@ class Submission:
     """What the scheduler needs to know of a request: its measure, not its words.
 
     `router` names who is told the decision. `page_hashes` are those of the prompt's full pages.
+    `deadline_s` is how long from now the first output may take.
     """
 
     request_id: str
@@ -134,11 +135,13 @@ class Lease:
 
 
 class RefusalKind(StrEnum):
-    """Which of the capacity errors a refusal stands for."""
+    """Which of the capacity errors a refusal stands for; NEVER_FITS is the caller's to change."""
 
     QUEUE_FULL = "queue_full"
     NOT_READY = "not_ready"
     DEADLINE = "deadline"
+    QUEUE_TIMEOUT = "queue_timeout"
+    OVER_BUDGET = "over_budget"
     NEVER_FITS = "never_fits"
 
 

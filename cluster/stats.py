@@ -37,8 +37,70 @@ class ShardStats(EngineStats):
 
 
 @dataclass(frozen=True, slots=True)
+class Usage:
+    """What a tenant has used since the scheduler began; `page_seconds` are pages x seconds held."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    page_seconds: float = 0.0
+    served: int = 0
+    refused: int = 0
+
+    def plus(self, other: Usage) -> Usage:
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.output_tokens + other.output_tokens,
+            self.page_seconds + other.page_seconds,
+            self.served + other.served,
+            self.refused + other.refused,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Of what was measured lately, in seconds; None where nothing was."""
+
+    count: int = 0
+    p50: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClassStats:
+    """One class: who waits now, and how it went lately.
+
+    `wait` is in the scheduler's queue, `ttft` from submission until the prompt was computed, `tpot`
+    per output token after that, of requests whose shard counts them.
+    """
+
+    queued: int
+    queued_tokens: int
+    wait: Percentiles
+    ttft: Percentiles
+    tpot: Percentiles
+
+
+@dataclass(frozen=True, slots=True)
+class TenantStats:
+    """One tenant: what it has in hand now, and what it has used."""
+
+    queued: int
+    running: int
+    pages: int
+    window_tokens: int
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerStats:
-    """The scheduler's books at one moment."""
+    """The scheduler's books at one moment.
+
+    `prompt_tokens` and `cached_tokens` are of all leases granted: their ratio is the hit rate as
+    predicted. `refusals` counts by reason; `tenants` are those that are remembered.
+    """
 
     epoch: int
     queued: dict[str, int] = field(default_factory=dict)
@@ -48,6 +110,12 @@ class SchedulerStats:
     refused: int = 0
     withdrawn: int = 0
     indexed_pages: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    refusals: dict[str, int] = field(default_factory=dict)
+    classes: dict[str, ClassStats] = field(default_factory=dict)
+    tenants: dict[str, TenantStats] = field(default_factory=dict)
+    gather_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from actors.channel import TokenStream
 from cluster.blocks import page_hashes
 from cluster.config import ModelConfig
 from cluster.errors import (
+    BudgetExhausted,
     CapacityError,
     DeadlineExceeded,
     InvalidRequest,
@@ -48,6 +49,8 @@ _CAPACITY_ERRORS: dict[RefusalKind, type[CapacityError]] = {
     RefusalKind.QUEUE_FULL: QueueFull,
     RefusalKind.NOT_READY: NotReady,
     RefusalKind.DEADLINE: DeadlineExceeded,
+    RefusalKind.QUEUE_TIMEOUT: CapacityError,
+    RefusalKind.OVER_BUDGET: BudgetExhausted,
 }
 
 

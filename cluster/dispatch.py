@@ -1,0 +1,184 @@
+"""From a request to its lease: who is taken in, who is next, and where to.
+
+The brain says what has happened (`scheduling`), this what follows for those who wait.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from cluster.accounts import Accounts
+from cluster.admission import Admission
+from cluster.books import Books
+from cluster.config import SchedulingConfig
+from cluster.events import Tell
+from cluster.messages import Decision, Lease, Reason, Refusal, RefusalKind, Submission
+from cluster.queues import Waiting
+from cluster.routing import Placer
+
+
+class Dispatch:
+    """Takes requests in, refuses them, or gives them leases, in fair order.
+
+    Classes share by weight, tenants within a class likewise, and one tenant's requests go by
+    deadline. A head that fits nowhere yet holds up its own class and those below it, and, once it
+    has waited `aging_s`, those above too, so that nothing large starves.
+    """
+
+    def __init__(self, config: SchedulingConfig, epoch: int, books: Books) -> None:
+        self._config = config
+        self._epoch = epoch
+        self._books = books
+        self._classes = {sla.name: sla for sla in config.classes}
+        self._placer = Placer(config.placement)
+        self._expiries: list[tuple[float, str]] = []
+        self.admission = Admission(config, books.queues.ahead)
+        self.accounts = Accounts(config, books.queues, books.tenants)
+
+    def arrival(self, submission: Submission, now: float) -> Waiting:
+        """A class that the configuration does not know is the default one."""
+        if submission.sla not in self._classes:
+            submission = replace(submission, sla=self._config.default_class)
+        before = self._books.queues.get(submission.request_id)
+        since = now if before is None else before.since
+        sla = self._classes[submission.sla]
+        deadline_at = math.inf if submission.deadline_s is None else now + submission.deadline_s
+        due = min(deadline_at, since + (sla.ttft_s or sla.aging_s))
+        tokens = submission.prompt_tokens + self._books.tenants.expected_output(submission)
+        return Waiting(submission, since, deadline_at, due, tokens)
+
+    def take_in(self, waiting: Waiting, now: float) -> Decision | None:
+        """A lease, a refusal where it may not even wait, or None: it waits now."""
+        submission = waiting.submission
+        known = self._books.queues.get(submission.request_id) is not None
+        refusal = None if known else self._over_budget(submission, now)
+        if refusal is not None:
+            return refusal
+        self._books.tenants.reserve(submission, now)
+        if not self._books.queues.depth(submission.model):
+            lease = self._grant(waiting, now)
+            if lease is not None:
+                return lease
+            self.admission.backlogged(submission.model, now)
+        elif not known:
+            kind = self.admission.hopeless(waiting, now)
+            if kind is not None:
+                return self._refuse(submission, kind, now)
+        if not known and self._books.queues.is_full(submission.sla):
+            return self._refuse(submission, RefusalKind.QUEUE_FULL, now)
+        self._books.queues.add(waiting)
+        self._note_expiry(waiting)
+        return None
+
+    def expired(self, now: float) -> Iterator[Waiting]:
+        """Those in the queue whose time may be up."""
+        while self._expiries and self._expiries[0][0] <= now:
+            _, request_id = heapq.heappop(self._expiries)
+            waiting = self._books.queues.get(request_id)
+            if waiting is not None:
+                yield waiting
+
+    def _note_expiry(self, waiting: Waiting) -> None:
+        """What left the queue otherwise is swept out before it outnumbers what waits."""
+        if len(self._expiries) > 64 + 2 * len(self._books.queues):
+            waits = self._books.queues.get
+            self._expiries = [(at, key) for at, key in self._expiries if waits(key)]
+            heapq.heapify(self._expiries)
+        expiry = self.admission.expires_at(waiting), waiting.submission.request_id
+        heapq.heappush(self._expiries, expiry)
+
+    def objection(self, waiting: Waiting, now: float) -> Refusal | None:
+        """Why it can no longer be served, if so; then it does not wait any more."""
+        shards = self._books.leases.serving(waiting.submission.model)
+        kind = self.admission.objection(waiting, shards, now)
+        return None if kind is None else self._refuse(waiting.submission, kind, now)
+
+    def _refuse(self, submission: Submission, kind: RefusalKind, now: float) -> Refusal:
+        self._books.queues.remove(submission.request_id)
+        self.accounts.refused(submission, kind, now)
+        return self.admission.refusal(submission, kind)
+
+    def _over_budget(self, submission: Submission, now: float) -> Refusal | None:
+        share = self._classes[submission.sla].burst_share
+        exhausted = self._books.tenants.objection(submission, share, now)
+        if exhausted is None:
+            return None
+        kind = RefusalKind.OVER_BUDGET
+        self.accounts.refused(submission, kind, now)
+        message, retry_after_s = exhausted.message, exhausted.retry_after_s
+        return Refusal(submission.request_id, kind, message, retry_after_s)
+
+    def settle(self, now: float) -> Iterator[Tell]:
+        """Enter what became of leases in the other books, and let others have what they left."""
+        for entry in self._books.leases.drain():
+            self.accounts.moved(entry, now)
+            self.park(entry.bill.tenant)
+        yield from self.pump_all(now)
+
+    def pump_all(self, now: float) -> Iterator[Tell]:
+        for model in self._books.queues.models():
+            yield from self.pump(model, now)
+
+    def pump(self, model: str, now: float) -> Iterator[Tell]:
+        """Serve whose turn it is until all have to go on waiting."""
+        while (tell := self._serve_next(model, now)) is not None:
+            yield tell
+
+    def _serve_next(self, model: str, now: float) -> Tell | None:
+        below = len(self._classes)
+        for rank, waiting in self._books.queues.heads(model):
+            submission = waiting.submission
+            if not self._may_run(submission):
+                self._books.queues.waive(model, rank)
+                continue
+            if rank >= below:
+                continue
+            decision = self.objection(waiting, now) or self._grant(waiting, now)
+            if decision is not None:
+                if isinstance(decision, Lease):
+                    self.admission.granted(waiting, now)
+                self._books.queues.remove(submission.request_id)
+                return Tell(submission.router, decision)
+            if now - waiting.since >= self._classes[submission.sla].aging_s:
+                return None
+            below = rank
+        return None
+
+    def _grant(self, waiting: Waiting, now: float) -> Lease | None:
+        submission = waiting.submission
+        if not self._may_run(submission):
+            return None
+        match = self._books.index.match(submission.page_hashes)
+        placement = self._placer.place(
+            submission, self._books.leases.serving(submission.model), match
+        )
+        if placement is None:
+            return None
+        self._books.index.use(submission.page_hashes[: match.depth])
+        self._placer.next()
+        reason = Reason(now - waiting.since, placement.candidates)
+        shard, cached = placement.shard.ref, placement.cached_tokens
+        lease = Lease(submission.request_id, self._epoch, shard, cached, reason)
+        self._books.leases.grant(
+            lease, placement.load, self.accounts.granted(waiting, placement, now), now
+        )
+        self.park(submission.tenant)
+        return lease
+
+    def _may_run(self, submission: Submission) -> bool:
+        """Whether its class and its tenant may have another request on a shard."""
+        shards = self._books.leases.serving(submission.model)
+        fill = self._classes[submission.sla].fill
+        return shards.taken < fill * shards.places and not self._at_limit(submission.tenant)
+
+    def _at_limit(self, tenant: str) -> bool:
+        limits, holding = self._books.tenants.limits(tenant), self._books.leases.holding(tenant)
+        return (
+            limits.max_concurrency is not None and holding.requests >= limits.max_concurrency
+        ) or (limits.max_pages is not None and holding.pages >= limits.max_pages)
+
+    def park(self, tenant: str) -> None:
+        self._books.queues.park(tenant, self._at_limit(tenant))
