@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 from cluster.config import SchedulingConfig
+from cluster.lanes import Waiting
 from cluster.measures import RecentSeconds
 from cluster.messages import RefusalKind, Submission
-from cluster.queues import FairQueues, Waiting
+from cluster.queues import FairQueues
 from cluster.routing import Placement
 from cluster.shard_books import Bill, LeaseEntry, LeaseState
 from cluster.stats import ClassStats, Usage
@@ -51,12 +52,12 @@ class Accounts:
             pages=placement.shard.pages_of(submission.prompt_tokens + output),
         )
 
-    def moved(self, entry: LeaseEntry, now: float) -> None:
+    def moved(self, entry: LeaseEntry, state: LeaseState, now: float) -> None:
         """A lease started, or is over."""
-        if entry.state is LeaseState.STARTED:
+        if state is LeaseState.STARTED:
             if entry.bill.sla in self._ttft:
                 self._ttft[entry.bill.sla].record(now - entry.bill.since, now)
-        elif entry.state is LeaseState.ENDED:
+        elif state is LeaseState.ENDED:
             self._ended(entry, now)
         else:
             self._undone(entry, now)

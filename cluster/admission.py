@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 
 from cluster.config import SchedulingConfig
+from cluster.lanes import Waiting
 from cluster.loads import ModelShards
 from cluster.messages import Refusal, RefusalKind, Submission
-from cluster.queues import Waiting
 from cluster.rates import BusyRate
 from cluster.routing import could_hold
 
@@ -61,6 +61,10 @@ class Admission:
         rate.record(waiting.tokens, now - self._measured_at[model])
         self._measured_at[model] = now
 
+    def missed(self, model: str, now: float) -> None:
+        """Somebody wants `model`, and no shard is there."""
+        self._unserved_since.setdefault(model, now)
+
     def served(self, model: str) -> None:
         """A shard of `model` is there."""
         self._unserved_since.pop(model, None)
@@ -90,7 +94,7 @@ class Admission:
         if self.expires_at(waiting) <= now:
             return RefusalKind.QUEUE_TIMEOUT
         if not len(shards):
-            since = self._unserved_since.setdefault(submission.model, now)
+            since = self._unserved_since.get(submission.model, now)
             return (
                 RefusalKind.NOT_READY if now - since >= self._config.not_ready_timeout_s else None
             )

@@ -169,6 +169,9 @@ class SchedulingConfig(Frozen):
         1.0, ge=0, description="Mean deviations of a tenant's output charged on top of its mean."
     )
     placement: PlacementConfig = PlacementConfig()
+    gather_min_s: float = Field(0.0, ge=0, description="Requests gather so long while busy.")
+    gather_max_s: float = Field(0.05, ge=0, description="Requests gather no longer than this.")
+    max_explained: int = Field(4096, ge=0, description="Decisions kept to be explained.")
     max_queued: int = Field(
         1024, ge=0, description="Requests of one class waiting before its next gets 429."
     )
@@ -192,6 +195,12 @@ class SchedulingConfig(Frozen):
             raise ValueError(f"class names must differ, got {names}")
         if self.default_class not in names:
             raise ValueError(f"default_class must be one of {names}, got {self.default_class!r}")
+        return self
+
+    @model_validator(mode="after")
+    def _windows_are_in_order(self) -> SchedulingConfig:
+        if self.gather_min_s > self.gather_max_s:
+            raise ValueError(f"gather_min_s must not exceed gather_max_s ({self.gather_max_s})")
         return self
 
     @model_validator(mode="after")

@@ -15,9 +15,12 @@ from cluster.admission import Admission
 from cluster.books import Books
 from cluster.config import SchedulingConfig
 from cluster.events import Tell
+from cluster.explanations import Forecast
+from cluster.lanes import Waiting
 from cluster.messages import Decision, Lease, Reason, Refusal, RefusalKind, Submission
-from cluster.queues import Waiting
 from cluster.routing import Placer
+from cluster.shard_books import LeaseState
+from cluster.windows import GatheringWindow
 
 
 class Dispatch:
@@ -35,6 +38,7 @@ class Dispatch:
         self._classes = {sla.name: sla for sla in config.classes}
         self._placer = Placer(config.placement)
         self._expiries: list[tuple[float, str]] = []
+        self._windows: dict[str, GatheringWindow] = {}
         self.admission = Admission(config, books.queues.ahead)
         self.accounts = Accounts(config, books.queues, books.tenants)
 
@@ -58,8 +62,9 @@ class Dispatch:
         if refusal is not None:
             return refusal
         self._books.tenants.reserve(submission, now)
+        gathers = self._gathers(submission.model, now)
         if not self._books.queues.depth(submission.model):
-            lease = self._grant(waiting, now)
+            lease = None if gathers else self._grant(waiting, now)
             if lease is not None:
                 return lease
             self.admission.backlogged(submission.model, now)
@@ -72,6 +77,20 @@ class Dispatch:
         self._books.queues.add(waiting)
         self._note_expiry(waiting)
         return None
+
+    def _gathers(self, model: str, now: float) -> bool:
+        """Whether this arrival waits for others to come."""
+        window = self._windows.get(model)
+        if window is None:
+            window = GatheringWindow(self._config.gather_min_s, self._config.gather_max_s)
+            self._windows[model] = window
+        window.arrive(self._books.leases.serving(model).wait_s(), now)
+        return window.holds(now)
+
+    def wake_at(self, now: float) -> float:
+        """When something is due by time alone: a deadline, a timeout, the end of a window."""
+        closing = [w.closes_at for w in self._windows.values() if w.holds(now)]
+        return min([*closing, self._expiries[0][0] if self._expiries else math.inf])
 
     def expired(self, now: float) -> Iterator[Waiting]:
         """Those in the queue whose time may be up."""
@@ -92,7 +111,10 @@ class Dispatch:
 
     def objection(self, waiting: Waiting, now: float) -> Refusal | None:
         """Why it can no longer be served, if so; then it does not wait any more."""
-        shards = self._books.leases.serving(waiting.submission.model)
+        model = waiting.submission.model
+        shards = self._books.leases.serving(model)
+        if not len(shards):
+            self.admission.missed(model, now)
         kind = self.admission.objection(waiting, shards, now)
         return None if kind is None else self._refuse(waiting.submission, kind, now)
 
@@ -102,20 +124,27 @@ class Dispatch:
         return self.admission.refusal(submission, kind)
 
     def _over_budget(self, submission: Submission, now: float) -> Refusal | None:
+        refusal = self._budget_refusal(submission, now)
+        if refusal is not None:
+            self.accounts.refused(submission, refusal.kind, now)
+        return refusal
+
+    def _budget_refusal(self, submission: Submission, now: float) -> Refusal | None:
         share = self._classes[submission.sla].burst_share
         exhausted = self._books.tenants.objection(submission, share, now)
         if exhausted is None:
             return None
-        kind = RefusalKind.OVER_BUDGET
-        self.accounts.refused(submission, kind, now)
-        message, retry_after_s = exhausted.message, exhausted.retry_after_s
-        return Refusal(submission.request_id, kind, message, retry_after_s)
+        kind, retry_after_s = RefusalKind.OVER_BUDGET, exhausted.retry_after_s
+        return Refusal(submission.request_id, kind, exhausted.message, retry_after_s)
 
     def settle(self, now: float) -> Iterator[Tell]:
         """Enter what became of leases in the other books, and let others have what they left."""
-        for entry in self._books.leases.drain():
-            self.accounts.moved(entry, now)
+        for entry, state in self._books.leases.drain():
+            self.accounts.moved(entry, state, now)
             self.park(entry.bill.tenant)
+            window = self._windows.get(entry.lease.shard.model)
+            if window is not None and state is LeaseState.STARTED:
+                window.started(now - entry.bill.since, now)
         yield from self.pump_all(now)
 
     def pump_all(self, now: float) -> Iterator[Tell]:
@@ -124,6 +153,9 @@ class Dispatch:
 
     def pump(self, model: str, now: float) -> Iterator[Tell]:
         """Serve whose turn it is until all have to go on waiting."""
+        window = self._windows.get(model)
+        if window and window.holds(now) and self._books.leases.serving(model).wait_s():
+            return
         while (tell := self._serve_next(model, now)) is not None:
             yield tell
 
@@ -159,12 +191,13 @@ class Dispatch:
             return None
         self._books.index.use(submission.page_hashes[: match.depth])
         self._placer.next()
-        reason = Reason(now - waiting.since, placement.candidates)
+        bill = self.accounts.granted(waiting, placement, now)
+        charged = bill.uncached_tokens + bill.output_tokens
+        waited_s = now - waiting.since
+        reason = Reason(waited_s, placement.candidates, placement.explored, charged)
         shard, cached = placement.shard.ref, placement.cached_tokens
         lease = Lease(submission.request_id, self._epoch, shard, cached, reason)
-        self._books.leases.grant(
-            lease, placement.load, self.accounts.granted(waiting, placement, now), now
-        )
+        self._books.leases.grant(lease, placement.load, bill, now)
         self.park(submission.tenant)
         return lease
 
@@ -182,3 +215,21 @@ class Dispatch:
 
     def park(self, tenant: str) -> None:
         self._books.queues.park(tenant, self._at_limit(tenant))
+
+    def forecast(self, submission: Submission, now: float) -> Forecast:
+        """What would become of it now; changes nothing."""
+        waiting = self.arrival(submission, now)
+        submission = waiting.submission
+        shards = self._books.leases.serving(submission.model)
+        kind = self.admission.objection(waiting, shards, now) or (
+            self.admission.hopeless(waiting, now)
+        )
+        refusal = None if kind is None else self.admission.refusal(submission, kind)
+        match = self._books.index.match(submission.page_hashes)
+        placement = self._placer.place(submission, shards, match)
+        return Forecast(
+            refusal=refusal or self._budget_refusal(submission, now),
+            wait_s=self.admission.wait_s(submission),
+            ahead_tokens=self._books.queues.ahead(submission),
+            candidates=placement.candidates if placement else (),
+        )

@@ -49,7 +49,7 @@ class LeaseBook:
         self._entries: dict[str, LeaseEntry] = {}
         self._unclaimed: deque[tuple[float, str]] = deque()
         self._tenants: dict[str, Holding] = {}
-        self._moved: list[LeaseEntry] = []
+        self._moved: list[tuple[LeaseEntry, LeaseState]] = []
         self._grants = 0
 
     def __len__(self) -> int:
@@ -76,8 +76,8 @@ class LeaseBook:
     def entry(self, request_id: str) -> LeaseEntry | None:
         return self._entries.get(request_id)
 
-    def drain(self) -> list[LeaseEntry]:
-        """The leases that started or are over since the last call, in that order."""
+    def drain(self) -> list[tuple[LeaseEntry, LeaseState]]:
+        """The leases that started or are over since the last call, and which of it."""
         moved, self._moved = self._moved, []
         return moved
 
@@ -106,7 +106,7 @@ class LeaseBook:
         else:
             self._weigh(shard, entry, +1)
         if state is not LeaseState.CLAIMED:
-            self._moved.append(entry)
+            self._moved.append((entry, state))
 
     def hear(self, ref: ShardRef, now: float) -> ShardBook:
         """A known shard gave a sign of life."""

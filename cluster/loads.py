@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -20,7 +21,8 @@ class ShardView(NamedTuple):
 
     `outstanding` is the work in front of and beside a newcomer, in tokens; `price` what a prompt
     token costs here; `places` and `pages` are what nobody has a lease on; `window` is how many
-    prompt tokens may still be leased ahead of what the shard computes, negative where too many are.
+    prompt tokens may still be leased ahead of what the shard computes, negative where too many are;
+    `wait_s` is how long those that are leased take it, as far as its speed is known.
     """
 
     name: str
@@ -30,6 +32,7 @@ class ShardView(NamedTuple):
     places: int
     pages: int
     window: float
+    wait_s: float
     longest: int
     block_size: int
 
@@ -107,6 +110,11 @@ class ModelShards:
         """Of those that take more, the cheapest for a newcomer without a prefix first."""
         return [self._views[name] for _, _, name in self._by_load[:count]]
 
+    def wait_s(self) -> float:
+        """How long a newcomer without a prefix waits for the prompts in front of it, at least."""
+        self.refresh()
+        return self._views[self._by_load[0][2]].wait_s if self._by_load else 0.0
+
     def roomiest(self) -> Iterable[ShardView]:
         """Those that take more, the one that offers most pages first."""
         return (self._views[name] for _, name in self._by_room)
@@ -136,6 +144,7 @@ class ModelShards:
             places=ENDLESS if idle else shard.capacity.max_num_seqs - shard.sequences,
             pages=ENDLESS if idle else shard.unpromised,
             window=self._window(shard) - shard.prefill_tokens,
+            wait_s=shard.prefill_tokens / (shard.speed.per_second or math.inf),
             longest=shard.longest,
             block_size=shard.capacity.block_size,
         )

@@ -117,10 +117,16 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a lease is what it is: the best candidates, cheapest first, and the wait in the queue."""
+    """Why a lease is what it is: the best candidates, cheapest first, and the wait in the queue.
+
+    `explored`: it went by load alone, as a share of requests does. `charged_tokens` is what its
+    class and tenant were charged in advance.
+    """
 
     waited_s: float
     candidates: tuple[Candidate, ...]
+    explored: bool = False
+    charged_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

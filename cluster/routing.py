@@ -36,6 +36,7 @@ class Placement:
     cached_tokens: int
     load: Load
     candidates: tuple[Candidate, ...]
+    explored: bool
 
 
 def could_hold(longest: int, submission: Submission) -> bool:
@@ -68,7 +69,8 @@ class Placer:
         shard = model[name]
         uncached = submission.prompt_tokens - cached
         load = Load(uncached, shard.pages_of(uncached) + submission.choices, submission.choices)
-        return Placement(shard, cached, load, tuple(_explained(model, options[:EXPLAINED])))
+        candidates = tuple(_explained(model, options[:EXPLAINED]))
+        return Placement(shard, cached, load, candidates, self._least == math.inf)
 
     def next(self) -> None:
         """The next request gets its turn of exploring, and of where among equals to begin."""

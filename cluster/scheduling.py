@@ -6,6 +6,7 @@ no network; `handle` is its only door, and the same history always gives the sam
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from cluster.books import Books
@@ -23,10 +24,11 @@ from cluster.events import (
     Ticked,
     Withdrawn,
 )
+from cluster.explanations import DecisionLog, Explanation, Forecast
+from cluster.lanes import Waiting
 from cluster.messages import ReportAck, ShardRef, ShardReport, Submission
-from cluster.queues import Waiting
 from cluster.shard_books import LeaseState
-from cluster.stats import SchedulerStats
+from cluster.stats import ClassStats, SchedulerStats, TenantStats
 
 
 class SchedulerBrain:
@@ -41,23 +43,46 @@ class SchedulerBrain:
         self._epoch = epoch
         self._books = Books(config, epoch)
         self._dispatch = Dispatch(config, epoch, self._books)
+        self._log = DecisionLog(config.max_explained)
         self._withdrawn = 0
+        self._now = 0.0
 
     def handle(self, event: Event, now: float) -> tuple[Instruction, ...]:
         """The one door: `now` is in seconds and never smaller than at an earlier event."""
+        self._now = now
+        instructions = tuple(self._follow(event, now))
+        for each in instructions:
+            if isinstance(each, Tell):
+                self._log.record(each.decision, now)
+        return instructions
+
+    def wake_at(self) -> float:
+        """When a `Ticked` is due at the latest for what time alone brings about, but for silence
+        and doubt, which may be found out a second late."""
+        return self._dispatch.wake_at(self._now)
+
+    def explain(self, request_id: str, now: float) -> Explanation | None:
+        """The last decision on a request, while it is remembered; changes nothing."""
+        return self._log.explain(request_id, now)
+
+    def forecast(self, submission: Submission, now: float) -> Forecast:
+        """What would become of `submission` if it came now, and why; changes nothing."""
+        return self._dispatch.forecast(submission, now)
+
+    def _follow(self, event: Event, now: float) -> Iterator[Instruction]:
         match event:
             case Submitted(submission):
-                return tuple(self._submitted(submission, now))
+                return self._submitted(submission, now)
             case Withdrawn(request_id):
-                return tuple(self._withdraw(request_id, now))
+                return self._withdraw(request_id, now)
             case RouterGone(router):
-                return tuple(self._router_gone(router, now))
+                return self._router_gone(router, now)
             case Reported(report):
-                return tuple(self._reported(report, now))
+                return self._reported(report, now)
             case ShardGone(shard):
-                return tuple(self._shard_gone(shard, now))
+                return self._shard_gone(shard, now)
             case Ticked():
-                return tuple(self._ticked(now))
+                return self._ticked(now)
 
     def _submitted(self, submission: Submission, now: float) -> Iterator[Instruction]:
         """Decided at once wherever possible: room and nobody ahead, or no hope."""
@@ -157,17 +182,43 @@ class SchedulerBrain:
         if refusal is not None:
             yield Tell(waiting.submission.router, refusal)
 
-    def stats(self, now: float | None = None) -> SchedulerStats:
+    def stats(self) -> SchedulerStats:
+        """As of the last event."""
+        books, accounts = self._books, self._dispatch.accounts
         return SchedulerStats(
             epoch=self._epoch,
-            queued=self._books.queues.depths(),
-            leased=len(self._books.leases),
-            shards=tuple(shard.ref for shard in self._books.leases.shards()),
-            granted=self._books.leases.grants,
-            refused=self._dispatch.accounts.refusals.total(),
+            queued=books.queues.depths(),
+            leased=len(books.leases),
+            shards=tuple(shard.ref for shard in books.leases.shards()),
+            granted=books.leases.grants,
+            refused=accounts.refusals.total(),
             withdrawn=self._withdrawn,
-            indexed_pages=len(self._books.index),
+            indexed_pages=len(books.index),
+            prompt_tokens=accounts.prompt_tokens,
+            cached_tokens=accounts.cached_tokens,
+            refusals={str(kind): count for kind, count in accounts.refusals.items()},
+            classes=self._class_stats(),
+            tenants=self._tenant_stats(),
         )
+
+    def _class_stats(self) -> dict[str, ClassStats]:
+        queued, tokens = self._books.queues.depths(), self._books.queues.tokens()
+        stats = self._dispatch.accounts.stats
+        return {sla: stats(sla, queued[sla], tokens[sla], self._now) for sla in queued}
+
+    def _tenant_stats(self) -> dict[str, TenantStats]:
+        books = self._books
+        queued = Counter(waiting.submission.tenant for waiting in books.queues)
+        return {
+            tenant: TenantStats(
+                queued=queued[tenant],
+                running=books.leases.holding(tenant).requests,
+                pages=books.leases.holding(tenant).pages,
+                window_tokens=books.tenants.spent(tenant, self._now),
+                usage=usage,
+            )
+            for tenant, usage in books.tenants.usage().items()
+        }
 
     def verify(self) -> None:
         """Raises LedgerBroken where a ledger does not add up, or two of them disagree."""

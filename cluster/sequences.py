@@ -78,7 +78,8 @@ class Family:
     """The living sequences of one request, by choice, and what they have in common.
 
     The `leader` (a choice) computes the prompt, the others fork from it. `scores` are the
-    prompt's log probabilities so far, None where nobody asked or they are delivered.
+    prompt's log probabilities so far, None where nobody asked or they are delivered. `produced`
+    counts the output tokens of the choices that have ended.
     """
 
     request: Request
@@ -88,6 +89,7 @@ class Family:
     scores: list[TokenLogprob | None] | None = None
     cached_tokens: int | None = None
     started: bool = False
+    produced: int = 0
 
     def awaiting(self) -> list[Tracked]:
         """Those that still wait for the leader, by choice."""
@@ -105,6 +107,8 @@ class Family:
             prompt_tokens=len(self.request.prompt),
             computed_tokens=max(one.sequence.computed for one in self.members.values()),
             choices=len(self.members),
+            tenant=self.request.tenant,
+            sla=self.request.sla,
         )
 
 

@@ -115,7 +115,6 @@ class SchedulerStats:
     refusals: dict[str, int] = field(default_factory=dict)
     classes: dict[str, ClassStats] = field(default_factory=dict)
     tenants: dict[str, TenantStats] = field(default_factory=dict)
-    gather_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

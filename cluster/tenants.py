@@ -142,11 +142,13 @@ class Tenants:
     def objection(self, submission: Submission, burst: float, now: float) -> Exhausted | None:
         """Which budget has no room for it; `burst` is the share of the burst it may use."""
         limits = self.limits(submission.tenant)
-        if limits.tokens_per_window is None or submission.request_id in self._reserved:
+        tenant = self._tenants.get(submission.tenant)
+        known = submission.request_id in self._reserved
+        if limits.tokens_per_window is None or tenant is None or known:
             return None
         limit = limits.tokens_per_window + math.floor(limits.burst_tokens * burst)
         asked = most_tokens(submission)
-        wait_s = self._of(submission.tenant).window.wait_for(asked, limit, now)
+        wait_s = tenant.window.wait_for(asked, limit, now)
         if not wait_s:
             return None
         return Exhausted(
@@ -189,7 +191,8 @@ class Tenants:
 
     def spent(self, tenant: str, now: float) -> int:
         """Tokens of its window that are used or reserved."""
-        return self._of(tenant).window.spent(now)
+        known = self._tenants.get(tenant)
+        return known.window.spent(now) if known else 0
 
     def _of(self, name: str) -> Tenant:
         tenant = self._tenants.get(name)

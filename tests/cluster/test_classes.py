@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 
@@ -58,12 +59,14 @@ class Loaded:
         ids, self.running = tuple(self.running[:count]), self.running[count:]
         return self.report(started=ids, ended=ids, produced=tuple(output for _ in ids))
 
-    def submit(self, sla: str = "P1", tenant: str = "t", **wishes: object) -> Decision | None:
+    def asked(self, sla: str = "P1", tenant: str = "t", **wishes: object) -> Submission:
         self.count += 1
         figures = {"prompt_tokens": 40, "max_tokens": 10, "choices": 1, "page_hashes": ()}
         name = f"{sla}-{tenant}-{self.count}"
-        asked = Submission(name, "r", "m", tenant, sla, **(figures | wishes))  # type: ignore[arg-type]
-        decisions = self.handle(Submitted(asked))
+        return Submission(name, "r", "m", tenant, sla, **(figures | wishes))  # type: ignore[arg-type]
+
+    def submit(self, sla: str = "P1", tenant: str = "t", **wishes: object) -> Decision | None:
+        decisions = self.handle(Submitted(self.asked(sla, tenant, **wishes)))
         return decisions[0] if decisions else None
 
 
@@ -218,3 +221,63 @@ def test_output_that_was_not_produced_is_not_spent() -> None:
     for _ in range(2):
         assert isinstance(loaded.submit(tenant="poor", prompt_tokens=10, max_tokens=90), Lease)
         loaded.end(output=2)
+
+
+def test_stats_tell_waits_first_tokens_and_rejections_by_class_and_tenant(loaded: Loaded) -> None:
+    for _ in range(6):
+        loaded.submit("P1", tenant="a")
+    loaded.now += 2
+    ids = tuple(loaded.running)
+    loaded.report(started=ids)
+    loaded.now += 3
+    loaded.report(ended=ids, produced=(4,) * 4)
+    loaded.submit("P0", tenant="b", prompt_tokens=10_000)
+    stats = loaded.brain.stats()
+    p1 = stats.classes["P1"]
+    assert (p1.wait.count, p1.ttft.count, p1.tpot.count) == (6, 4, 4)
+    assert p1.ttft.p50 == pytest.approx(2.0, rel=0.051)
+    assert p1.tpot.p99 == pytest.approx(1.0, rel=0.051)
+    assert p1.wait.p99 == pytest.approx(5.0, rel=0.051)
+    a, b = stats.tenants["a"], stats.tenants["b"]
+    assert (a.queued, a.running, a.usage.served, a.usage.output_tokens) == (0, 2, 4, 16)
+    assert a.usage.page_seconds == 4 * 4 * 5
+    assert (b.usage.refused, stats.refusals) == (1, {"never_fits": 1})
+    assert (stats.prompt_tokens, stats.cached_tokens) == (6 * 40, 0)
+
+
+def test_what_starts_and_ends_within_one_report_counts_once_as_each(loaded: Loaded) -> None:
+    loaded.submit(tenant="a")
+    loaded.end()
+    stats = loaded.brain.stats()
+    assert (stats.tenants["a"].usage.served, stats.classes["P1"].ttft.count) == (1, 1)
+
+
+def gathering(gather_min_s: float = 0.0) -> Loaded:
+    """So many arrive, while the shard is busy with prompts, that the last of them is held back."""
+    loaded = Loaded(places=1000, gather_min_s=gather_min_s)
+    loaded.submit(prompt_tokens=1000)
+    loaded.now += 1
+    loaded.end()
+    loaded.submit(prompt_tokens=500)
+    while loaded.submit(prompt_tokens=1) is not None:
+        loaded.now += 0.005
+    return loaded
+
+
+def test_what_has_gathered_is_placed_when_its_window_closes() -> None:
+    loaded = gathering()
+    wake_at = loaded.brain.wake_at()
+    assert loaded.now < wake_at <= loaded.now + 0.05
+    assert loaded.handle(Ticked()) == []
+    loaded.now = wake_at
+    assert len(loaded.handle(Ticked())) == 1
+
+
+def test_what_has_gathered_is_placed_as_soon_as_a_shard_is_idle() -> None:
+    loaded = gathering(gather_min_s=0.05)
+    assert len(loaded.end(len(loaded.running))) == 1
+
+
+def test_time_alone_brings_nothing_about_on_an_idle_system(loaded: Loaded) -> None:
+    loaded.submit()
+    assert loaded.brain.wake_at() == math.inf

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.config import SlaClass
+from cluster.lanes import Waiting
 from cluster.messages import Submission
-from cluster.queues import FairQueues, Waiting
+from cluster.queues import FairQueues
 
 CLASSES = (SlaClass(name="P0", weight=3), SlaClass(name="P1"))
 TENANTS = {"heavy": 4.0}
