@@ -7,6 +7,7 @@ given, its prompt until the first token, its place until its end.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -71,6 +72,10 @@ class DirectRouter(ABC):
                 self._settle(report)
                 return (Acknowledge(report.shard, ReportAck(EPOCH, resync=False)),)
         return ()
+
+    def wake_at(self) -> float:
+        """Never: it has nothing to wait for."""
+        return math.inf
 
     @abstractmethod
     def choose(self, submission: Submission, targets: Iterable[Target]) -> tuple[Target, int]:

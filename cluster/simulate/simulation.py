@@ -22,19 +22,23 @@ class Decider(Protocol):
 
     def handle(self, event: Event, now: float) -> tuple[Instruction, ...]: ...
 
+    def wake_at(self) -> float:
+        """When it wants to be told that time has passed, at the latest."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds: a message's way, least time between a shard's reports, its longest silence, a tick.
+    """Seconds, as the real actors take them: a message's way, the least time between two reports of
+    a shard, its longest silence, and the longest sleep of the scheduler.
 
-    The scheduler actor ticks and shards report as often as the real ones do. What is not over
-    `drain_s` after the last arrival counts as missed.
+    What is not over `drain_s` after the last arrival counts as missed.
     """
 
     hop_s: float = 0.001
     gap_s: float = 0.02
     heartbeat_s: float = 1.0
-    tick_s: float = 0.05
+    idle_tick_s: float = 0.5
     drain_s: float = 600.0
 
 
@@ -91,6 +95,7 @@ class Simulation:
         self._heap: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._numbers = count()
         self._now = 0.0
+        self._timer_at = math.inf
         self._open = len(load)
         self._ends_at = max(one.arrival_s for one in load) + timing.drain_s
 
@@ -102,7 +107,6 @@ class Simulation:
         for story in self.stories.values():
             arrival_s = story.offered.arrival_s + self._timing.hop_s
             self._at(arrival_s, self._submit, story.offered)
-        self._at(self._timing.tick_s, self._tick, None)
         while self._open and self._now < self._ends_at:
             self._now, _, act, subject = heapq.heappop(self._heap)
             act(subject)
@@ -125,13 +129,23 @@ class Simulation:
     def _submit(self, offered: Offered) -> None:
         self._decide(Submitted(offered.submission))
 
-    def _tick(self, _: object) -> None:
-        self._decide(Ticked())
-        self._at(self._now + self._timing.tick_s, self._tick, None)
+    def _wake(self, due_at: float) -> None:
+        """Unless an earlier timer was set since, which sets the next itself."""
+        if due_at == self._timer_at:
+            self._timer_at = math.inf
+            self._decide(Ticked())
+
+    def _set_timer(self) -> None:
+        latest = self._now + self._timing.idle_tick_s
+        due_at = min(max(self._decider.wake_at(), self._now), latest)
+        if due_at < self._timer_at:
+            self._timer_at = due_at
+            self._at(due_at, self._wake, due_at)
 
     def _decide(self, event: Event) -> None:
         started = self._stopwatch()
         instructions = self._decider.handle(event, self._now)
+        self._set_timer()
         self.decider_s += self._stopwatch() - started
         for instruction in instructions:
             match instruction:
