@@ -7,12 +7,12 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
 
 from cluster.config import SchedulingConfig
-from cluster.simulate.capacity import study_capacity
+from cluster.simulate.capacity import Capacity, study_capacity
 from cluster.simulate.costs import DEVICES, read_device
 from cluster.simulate.experiment import POLICIES, Experiment
+from cluster.simulate.figures import Figures
 from cluster.simulate.table import capacity_table, policy_table
 from cluster.simulate.traces import read_trace
 from cluster.simulate.workload import Shape
@@ -25,7 +25,8 @@ def main(arguments: Sequence[str], stopwatch: Callable[[], float]) -> str:
     policies = list(POLICIES) if options.policy == "all" else [options.policy]
     if options.find_capacity:
         return _capacities(experiment, policies, options)
-    figures = [experiment.run(policy) for policy in policies]
+    loads = [experiment.at_speed(speed) for speed in options.speed]
+    figures = [load.run(policy) for load in loads for policy in policies]
     _write(options, figures=figures)
     return policy_table(figures)
 
@@ -39,11 +40,11 @@ def _capacities(
     return f"{capacity_table(study)}\n{policy_table(study.broken)}"
 
 
-def _write(options: argparse.Namespace, **parts: Sequence[object]) -> None:
+def _write(options: argparse.Namespace, **parts: Sequence[Figures | Capacity]) -> None:
     """The command and its figures as JSON; where nothing was served, a quantile is Infinity."""
     if options.json:
         command = {name: str(value) for name, value in vars(options).items()}
-        found = {name: [asdict(cast("Any", one)) for one in part] for name, part in parts.items()}
+        found = {name: [asdict(one) for one in part] for name, part in parts.items()}
         options.json.write_text(json.dumps({"command": command, **found}, indent=1) + "\n")
 
 
@@ -54,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--shards", type=int, default=16, help="shards of the cluster (default 16)")
     add("--seed", type=int, default=0, help="of classes, tenants and arrivals (default 0)")
     add("--policy", choices=[*POLICIES, "all"], default="all")
-    add("--speed", type=float, default=1.0, help="times as fast as the trace (default 1)")
+    add("--speed", type=float, nargs="+", default=[1.0], help="times the trace's (default 1)")
     add("--copies", type=int, default=1, help="independent copies of the trace (default 1)")
     add("--rows", type=int, help="only the first so many rows of the trace")
     add("--page-tokens", type=int, default=128, help="lengths are scaled by this / 512")
@@ -68,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
 def _experiment(options: argparse.Namespace, stopwatch: Callable[[], float]) -> Experiment:
     shape = Shape(
         seed=options.seed,
-        speed=options.speed,
+        speed=options.speed[0],
         copies=options.copies,
         page_tokens=options.page_tokens,
     )
