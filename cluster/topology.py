@@ -45,6 +45,7 @@ class MigSlice:
 class Gpu:
     """A whole GPU. What the driver did not tell is None, memory 0, and `pci` empty.
 
+    `index` is the driver's number for it, which a reset or another machine may change.
     `lost`: it stopped answering while it was read, so nothing may be placed on it.
     `ecc_errors`: uncorrected ones since the driver was loaded; `pcie_replays` likewise.
     """
@@ -52,6 +53,7 @@ class Gpu:
     uuid: str
     name: str
     memory_bytes: int
+    index: int = -1
     pci: str = ""
     numa_node: int | None = None
     compute_capability: tuple[int, int] | None = None

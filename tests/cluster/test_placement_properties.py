@@ -25,7 +25,8 @@ def test_every_shard_wished_for_is_placed_once_or_missing_once(
     topology: Topology, wishes: list[Wish]
 ) -> None:
     planned = plan(wishes, topology)
-    told = [(one.model, one.index) for one in (*planned.placements, *planned.missing)]
+    told = [(one.model, one.index) for one in planned.placements]
+    told += [(one.model, one.index) for one in planned.missing]
     assert Counter(told) == Counter((w.model, i) for w in wishes for i in range(w.shards))
     assert all(missing.reason for missing in planned.missing)
 
