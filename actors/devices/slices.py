@@ -30,9 +30,10 @@ def read_slices(gpu: Any, memory_bytes: int, reader: Reader) -> tuple[MigSlice, 
         if (device := _device(gpu, index, reader)) is not None
         and (cut := _slice(gpu, device, memory_bytes, reader)) is not None
     ]
-    sharing = Counter(cut.gpu_instance for cut in found)
+    sharing = Counter(cut.gpu_instance for cut in found if cut.gpu_instance >= 0)
     return tuple(
-        replace(cut, memory_bytes=cut.memory_bytes // sharing[cut.gpu_instance]) for cut in found
+        replace(cut, memory_bytes=cut.memory_bytes // max(sharing[cut.gpu_instance], 1))
+        for cut in found
     )
 
 

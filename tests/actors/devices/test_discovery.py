@@ -203,6 +203,15 @@ def test_compute_instances_of_one_gpu_instance_share_its_memory(
     assert [cut.memory_bytes for cut in read] == [whole.memory_bytes // 2] * 2
 
 
+def test_slices_whose_gpu_instance_is_unknown_are_not_taken_for_one(
+    install: Install, tmp_path: Path
+) -> None:
+    node = recorded("mig-a100")
+    install(node).remove("nvmlDeviceGetGpuInstanceId")
+    for gpu, known in zip(found(node, tmp_path).gpus, node.gpus, strict=True):
+        assert [c.memory_bytes for c in gpu.slices] == [c.memory_bytes for c in known.slices]
+
+
 def test_gpus_linked_straight_to_each_other_have_their_own_islands(
     install: Install, tmp_path: Path
 ) -> None:
