@@ -1,42 +1,44 @@
-"""Which CPUs each process of a node computes with: disjoint sets, near its device, whole cores."""
+"""Which CPUs of its node a shard should ask for: near its device, whole cores, a fair number."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Sequence
 
 from cluster.topology import Node, NumaNode
 
 
-def core_sets(node: Node, near: Sequence[int | None]) -> tuple[tuple[int, ...], ...]:
-    """A set of CPUs for each process, where `near` is the NUMA node of its device, if it has one.
+def fair_count(node: Node, threads: int, devices: Sequence[str]) -> int:
+    """CPUs for a shard that wants `threads`: at most the part that its devices have of their home.
 
-    Sets are disjoint while there are as many CPUs as processes on a NUMA node. Who has no device
-    goes where most CPUs are left for it, and takes over the NUMA nodes that nobody needs.
+    A NUMA node's CPUs are parted among all the devices there, GPUs or slices, used or not, so that
+    nobody who comes later finds them gone. A shard without devices may have all of its node.
     """
-    homes = _homes(node, near)
-    sets: list[tuple[int, ...]] = [()] * len(near)
-    for numa in node.numa:
-        tenants = [rank for rank, home in enumerate(homes) if numa.index in home]
-        parts = divide(_cores_of(node, numa), len(tenants))
-        for rank, part in zip(tenants, parts, strict=True):
-            sets[rank] = tuple(sorted((*sets[rank], *part)))
-    return tuple(sets)
+    home = home_of(node, devices)
+    if home is None:
+        return min(threads, len(node.cpus))
+    neighbours = [uuid for uuid in _devices(node) if home_of(node, [uuid]) == home]
+    mine = len(_numa(node, home).cpus) * len(devices) // max(len(neighbours), 1)
+    return min(threads, max(mine, 1))
 
 
-def divide(cores: Sequence[tuple[int, ...]], parts: int) -> tuple[tuple[int, ...], ...]:
-    """The CPUs of `cores` in `parts` sets whose sizes differ by a core at most.
+def orders(node: Node, home: int | None) -> tuple[tuple[int, ...], ...]:
+    """In which orders to try for CPUs, best first: one NUMA node alone, and at last all of them.
 
-    With fewer cores than parts, cores are split into CPUs; with fewer CPUs, parts share them.
+    Within each, the threads of a core follow each other.
     """
-    cpus = [(cpu,) for core in cores for cpu in core]
-    pieces = list(cores) if len(cores) >= parts else cpus
-    if len(pieces) < parts:
-        return tuple(pieces[part % len(pieces)] if pieces else () for part in range(parts))
-    bounds = [part * len(pieces) // parts for part in range(parts + 1)] if parts else []
-    return tuple(
-        tuple(cpu for piece in pieces[low:high] for cpu in piece) for low, high in pairwise(bounds)
-    )
+    able = [numa for numa in node.numa if numa.cpus]
+    if home is not None:
+        far = dict(zip((n.index for n in node.numa), _numa(node, home).distances, strict=False))
+        able.sort(key=lambda numa: (numa.index != home, far.get(numa.index, 255), numa.index))
+    alone = [_by_core(node, numa) for numa in (able[:1] if home is not None else able)]
+    return (*alone, tuple(cpu for numa in able for cpu in _by_core(node, numa)))
+
+
+def home_of(node: Node, devices: Sequence[str]) -> int | None:
+    """The one NUMA node with CPUs that all the devices are nearest to; None where there is none."""
+    gpus = [node.gpu(uuid) or node.parent(uuid) for uuid in devices]
+    homes = {nearest_with_cpus(node, gpu.numa_node) for gpu in gpus if gpu is not None}
+    return homes.pop() if len(homes) == 1 else None
 
 
 def nearest_with_cpus(node: Node, index: int | None) -> int | None:
@@ -49,25 +51,27 @@ def nearest_with_cpus(node: Node, index: int | None) -> int | None:
     return min(able, key=lambda other: (far.get(other, 255), other), default=None)
 
 
-def _homes(node: Node, near: Sequence[int | None]) -> list[set[int]]:
-    homes = [nearest_with_cpus(node, index) for index in near]
-    crowd = {numa.index: homes.count(numa.index) for numa in node.numa if numa.cpus}
-    sizes = {numa.index: len(numa.cpus) for numa in node.numa}
-    free = [rank for rank, home in enumerate(homes) if home is None]
-    for rank in free:
-        if crowd:
-            homes[rank] = max(crowd, key=lambda i: (sizes[i] / (crowd[i] + 1), -i))
-            crowd[homes[rank] or 0] += 1
-    sets = [set() if home is None else {home} for home in homes]
-    idle = [index for index, count in crowd.items() if not count]
-    for turn, index in enumerate(idle if free else ()):
-        sets[free[turn % len(free)]].add(index)
-    return sets
+def numa_of(node: Node, cpus: Iterable[int]) -> int | None:
+    """The NUMA node that all of the CPUs belong to, None where they belong to several."""
+    wanted = set(cpus)
+    return next((numa.index for numa in node.numa if wanted <= set(numa.cpus)), None)
 
 
-def _cores_of(node: Node, numa: NumaNode) -> list[tuple[int, ...]]:
-    """The physical cores of a NUMA node; CPUs of which no core is known count as one each."""
+def _devices(node: Node) -> list[str]:
+    """All that a shard can sit on: slices where a GPU is cut, else the GPU."""
+    return [
+        uuid
+        for gpu in node.gpus
+        for uuid in ([cut.uuid for cut in gpu.slices] if gpu.mig_enabled else [gpu.uuid])
+    ]
+
+
+def _numa(node: Node, index: int) -> NumaNode:
+    return next(numa for numa in node.numa if numa.index == index)
+
+
+def _by_core(node: Node, numa: NumaNode) -> tuple[int, ...]:
+    """The NUMA node's CPUs core by core; those whose core is unknown come last."""
     mine = set(numa.cpus)
-    whole = [tuple(cpu for cpu in core if cpu in mine) for core in node.cores]
-    known = {cpu for core in whole for cpu in core}
-    return sorted([core for core in whole if core] + [(c,) for c in numa.cpus if c not in known])
+    cores = [cpu for core in node.cores for cpu in core if cpu in mine]
+    return (*cores, *(cpu for cpu in numa.cpus if cpu not in set(cores)))

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import ray
+
 from cluster.errors import DeviceUnavailable
 from cluster.topology import Gpu, MigSlice, Node
+
+
+def assigned_ids() -> tuple[str, ...]:
+    """The GPU ids that Ray gave to this actor: numbers or UUIDs, as its node was started with."""
+    return tuple(ray.get_runtime_context().get_accelerator_ids().get("GPU", ()))
 
 
 def assigned_devices(assigned: Sequence[str], node: Node) -> tuple[Gpu | MigSlice, ...]:
@@ -23,13 +30,6 @@ def visible(devices: Sequence[Gpu | MigSlice]) -> str:
     Empty for a process that computes on the CPU, which then cannot open a GPU by mistake.
     """
     return ",".join(device.uuid for device in devices)
-
-
-def home_of(devices: Sequence[Gpu | MigSlice], node: Node) -> int | None:
-    """The one NUMA node that all the devices are at, None where there is no such one."""
-    gpus = [node.gpu(one.uuid) or node.parent(one.uuid) for one in devices]
-    homes = {gpu.numa_node for gpu in gpus if gpu is not None}
-    return homes.pop() if len(homes) == 1 else None
 
 
 def _device(one: str, node: Node) -> Gpu | MigSlice:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pynvml
@@ -16,29 +17,36 @@ from cluster.topology import Gpu, Link, Node
 
 logger = logging.getLogger(__name__)
 
+SYSFS = Path("/sys")
 _NO_DRIVER = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
 
 
-def discover(name: str | None = None, sysfs: Path = Path("/sys")) -> Node:
+def discover(name: str | None = None, sysfs: Path = SYSFS) -> Node:
     """This machine, called `name` (by default as the host is).
 
     Each thing that cannot be read is one warning, logged and kept; nothing is raised.
     """
-    kernel = Sysfs(sysfs, frozenset(os.sched_getaffinity(0)))
-    warnings: list[str] = []
-    version, gpus, links = _read_nvml(kernel, warnings)
-    warnings = list(dict.fromkeys(warnings))
+    kernel = _kernel(sysfs)
+    found: list[str] = []
+    version, gpus, links = _read_nvml(kernel, found)
+    warnings = tuple(dict.fromkeys(found))
     for warning in warnings:
         logger.warning("%s", warning)
-    return Node(
-        name=name or socket.gethostname(),
-        numa=kernel.numa_nodes,
-        cores=kernel.cores,
-        gpus=gpus,
-        links=links,
-        driver=version,
-        warnings=tuple(warnings),
-    )
+    machine = _machine(kernel, name)
+    return replace(machine, gpus=gpus, links=links, driver=version, warnings=warnings)
+
+
+def read_machine(name: str | None = None, sysfs: Path = SYSFS) -> Node:
+    """CPUs and memory alone: all that a process on the CPU needs to know, without NVML."""
+    return _machine(_kernel(sysfs), name)
+
+
+def _kernel(sysfs: Path) -> Sysfs:
+    return Sysfs(sysfs, frozenset(os.sched_getaffinity(0)))
+
+
+def _machine(kernel: Sysfs, name: str | None) -> Node:
+    return Node(name or socket.gethostname(), kernel.numa_nodes, kernel.cores)
 
 
 def _read_nvml(

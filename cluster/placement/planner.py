@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from cluster.cores import core_sets, nearest_with_cpus
+from cluster.cores import nearest_with_cpus
 from cluster.errors import IllegalTransition
 from cluster.placement.candidates import Candidate, Candidates
 from cluster.placement.carving import carve
@@ -60,7 +60,7 @@ class _Planner:
         recuts = self._recuts() if manage_mig else ()
         placements = sorted(self._placements.values(), key=lambda one: (one.model, one.index))
         return Plan(
-            placements=_with_cores(placements, self._topology),
+            placements=tuple(placements),
             missing=tuple(missing for _, missing in self._missing),
             recuts=recuts,
             lines=tuple(self._lines),
@@ -216,28 +216,3 @@ def _where(placement: Placement) -> str:
 def _large_enough(gpu: Gpu, wish: Wish) -> bool:
     sizes = {profile.name: profile.memory_bytes for profile in gpu.profiles}
     return sizes[wish.profile or ""] // wish.shards_per_device >= wish.memory_bytes
-
-
-def _with_cores(placements: Sequence[Placement], topology: Topology) -> tuple[Placement, ...]:
-    """Each node's CPUs, divided among all ranks that sit there."""
-    cpus: dict[tuple[str, int, int], tuple[int, ...]] = {}
-    for node in topology.nodes:
-        seats = [
-            (one.model, one.index, number)
-            for one in placements
-            if one.node == node.name
-            for number in range(len(one.ranks))
-        ]
-        ranks = {(p.model, p.index, n): rank for p in placements for n, rank in enumerate(p.ranks)}
-        near = [ranks[seat].numa_node for seat in seats]
-        cpus.update(zip(seats, core_sets(node, near), strict=True))
-    return tuple(
-        replace(
-            one,
-            ranks=tuple(
-                replace(rank, cpus=cpus[one.model, one.index, number])
-                for number, rank in enumerate(one.ranks)
-            ),
-        )
-        for one in placements
-    )

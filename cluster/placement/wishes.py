@@ -46,11 +46,10 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One process of a shard: the UUID of its GPU or slice, its NUMA node and its CPUs."""
+    """One process of a shard: the UUID of its GPU or slice, and the NUMA node to run on."""
 
     device: str | None
     numa_node: int | None
-    cpus: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

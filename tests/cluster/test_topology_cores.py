@@ -1,86 +1,79 @@
-"""CPUs are divided: disjoint, by whole cores, near the device."""
+"""Which CPUs a shard asks for: near its device, whole cores, no more than its fair part."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given
-from hypothesis import strategies as st
+import pytest
 
-from cluster.cores import core_sets, divide, nearest_with_cpus
+from cluster.cores import fair_count, home_of, nearest_with_cpus, numa_of, orders
 from cluster.topology import Node, NumaNode
 from tests.cluster.machines import recorded
 
-
-@given(st.integers(1, 20), st.integers(1, 2), st.integers(1, 50))
-def test_parts_are_disjoint_and_even_while_there_are_cpus_for_all(
-    count: int, threads: int, parts: int
-) -> None:
-    cores = [tuple(range(i, count * threads, count)) for i in range(count)]
-    sets = divide(cores, parts)
-    cpus = [cpu for part in sets for cpu in part]
-    assert len(sets) == parts
-    assert all(sets)
-    if parts <= count * threads:
-        assert sorted(cpus) == list(range(count * threads))
-        assert max(map(len, sets)) - min(map(len, sets)) <= threads
-
-
-@given(st.integers(1, 20), st.integers(1, 20))
-def test_the_threads_of_a_core_stay_together_while_there_are_cores_for_all(
-    count: int, parts: int
-) -> None:
-    cores = [(i, count + i) for i in range(count)]
-    for part in divide(cores, parts) if parts <= count else ():
-        assert {cpu % count for cpu in part if cpu < count} == {
-            cpu % count for cpu in part if cpu >= count
-        }
-
-
-def test_more_processes_than_cpus_share_them() -> None:
-    assert divide([(0,), (1,)], 3) == ((0,), (1,), (0,))
-
-
-def test_the_shards_of_a_dgx_have_disjoint_cpus_on_the_numa_nodes_of_their_gpus() -> None:
-    node = recorded("dgx-a100")
-    sets = core_sets(node, [gpu.numa_node for gpu in node.gpus])
-    for gpu, cpus in zip(node.gpus, sets, strict=True):
-        home = node.numa[gpu.numa_node or 0]
-        assert set(cpus) <= set(home.cpus)
-        assert len(cpus) == 16
-    assert len({cpu for cpus in sets for cpu in cpus}) == 8 * 16
-
-
-def test_a_cpu_shard_keeps_off_the_numa_nodes_that_devices_need() -> None:
-    node = recorded("pcie-4gpu")
-    device, free = core_sets(node, [0, None])
-    assert set(device) == set(node.numa[0].cpus)
-    assert set(free) == set(node.numa[1].cpus)
-
-
-def test_a_single_cpu_shard_has_the_whole_machine() -> None:
-    node = recorded("pcie-4gpu")
-    (cpus,) = core_sets(node, [None])
-    assert set(cpus) == set(node.cpus)
-
-
-def test_a_node_without_processes_divides_nothing() -> None:
-    assert core_sets(recorded("cpu-only"), []) == ()
-
-
-def test_a_device_beside_memory_alone_goes_to_the_nearest_cpus() -> None:
-    numa = (
+DGX = recorded("dgx-a100")
+WITH_HBM = Node(
+    "with-hbm",
+    (
         NumaNode(0, (0, 1), 2**30, (10, 20, 40)),
         NumaNode(1, (2, 3), 2**30, (20, 10, 17)),
         NumaNode(2, (), 2**30, (40, 17, 10)),
-    )
-    node = Node("with-hbm", numa)
-    assert nearest_with_cpus(node, 2) == 1
-    assert core_sets(node, [2]) == ((2, 3),)
-    assert nearest_with_cpus(node, None) is None
+    ),
+)
 
 
-def test_a_node_whose_cores_are_unknown_divides_its_cpus() -> None:
-    node = replace(recorded("cpu-only"), cores=())
-    sets = core_sets(node, [None, None])
-    assert [len(cpus) for cpus in sets] == [8, 8]
+def test_the_gpus_of_a_numa_node_part_its_cpus_among_them() -> None:
+    assert fair_count(DGX, 64, [DGX.gpus[0].uuid]) == 16
+    assert fair_count(DGX, 64, [gpu.uuid for gpu in DGX.gpus[:2]]) == 32
+    assert fair_count(DGX, 4, [DGX.gpus[0].uuid]) == 4
+
+
+def test_the_slices_of_a_numa_node_part_its_cpus_among_them() -> None:
+    node = recorded("mig-a100")
+    # Four slices of the two GPUs at home on a NUMA node of 48 CPUs.
+    assert fair_count(node, 64, [node.gpus[0].slices[0].uuid]) == 12
+
+
+def test_a_shard_without_device_may_have_the_whole_machine() -> None:
+    assert fair_count(DGX, 999, []) == 256
+    assert fair_count(DGX, 3, []) == 3
+
+
+def test_devices_of_several_numa_nodes_have_no_home() -> None:
+    assert home_of(DGX, [gpu.uuid for gpu in DGX.gpus[:2]]) == 3
+    assert home_of(DGX, [gpu.uuid for gpu in DGX.gpus[:3]]) is None
+    assert home_of(DGX, []) is None
+
+
+def test_the_home_comes_first_and_then_what_is_near_it() -> None:
+    alone, whole = orders(DGX, 3)
+    assert set(alone) == set(DGX.numa[3].cpus)
+    assert whole[:32] == alone
+    assert set(whole[32:64]) <= {cpu for numa in DGX.numa[:4] for cpu in numa.cpus}
+
+
+def test_without_a_home_each_numa_node_is_tried_alone_before_all_together() -> None:
+    *alone, whole = orders(DGX, None)
+    assert [numa_of(DGX, order) for order in alone] == list(range(8))
+    assert set(whole) == set(DGX.cpus)
+
+
+def test_the_threads_of_a_core_follow_each_other() -> None:
+    assert orders(DGX, 3)[0][:4] == (48, 176, 49, 177)
+
+
+def test_cpus_whose_cores_are_unknown_are_still_tried() -> None:
+    node = replace(recorded("cpu-only"), cores=((0, 8),))
+    assert orders(node, None)[0][:3] == (0, 8, 1)
+    assert set(orders(node, None)[0]) == set(range(16))
+
+
+@pytest.mark.parametrize(("index", "nearest"), [(0, 0), (2, 1), (None, None), (7, None)])
+def test_memory_without_cpus_is_served_by_the_nearest(
+    index: int | None, nearest: int | None
+) -> None:
+    assert nearest_with_cpus(WITH_HBM, index) == nearest
+
+
+def test_cpus_of_two_numa_nodes_are_of_none() -> None:
+    assert numa_of(WITH_HBM, (2, 3)) == 1
+    assert numa_of(WITH_HBM, (1, 2)) is None

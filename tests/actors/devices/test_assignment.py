@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from actors.devices.assignment import assigned_devices, home_of, visible
+from actors.devices.assignment import assigned_devices, visible
 from cluster.errors import DeviceUnavailable
 from tests.cluster.machines import recorded
 
@@ -36,13 +36,6 @@ def test_cuda_is_told_uuids() -> None:
     devices = assigned_devices(["1", "0"], DGX)
     assert visible(devices) == f"{DGX.gpus[1].uuid},{DGX.gpus[0].uuid}"
     assert visible(()) == ""
-
-
-def test_devices_of_one_numa_node_have_a_home() -> None:
-    assert home_of(DGX.gpus[:2], DGX) == 3
-    assert home_of(DGX.gpus[:3], DGX) is None
-    assert home_of(CUT.gpus[2].slices, CUT) == CUT.gpus[2].numa_node
-    assert home_of((), DGX) is None
 
 
 @pytest.mark.parametrize(

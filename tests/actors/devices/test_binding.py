@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,32 +16,10 @@ import pytest
 from actors.devices.binding import bind, bind_if_it_pays
 from actors.devices.probe import copy_and_compute
 from cluster.binding import Binding, MemoryPolicy
+from tests.actors.devices.kernels import Strict
 
 ROOT = Path(__file__).parents[3]
 MINE = sorted(os.sched_getaffinity(0))
-
-
-@dataclass
-class Strict:
-    """A kernel that keeps what it is told in fields, and refuses some of it."""
-
-    refuses: tuple[MemoryPolicy, ...] = ()
-    able: frozenset[int] = frozenset(range(8))
-    now: frozenset[int] = frozenset(range(8))
-    memory: list[tuple[MemoryPolicy, int | None]] = field(default_factory=list)
-
-    def cpus(self) -> frozenset[int]:
-        return self.now
-
-    def set_cpus(self, cpus: Collection[int]) -> None:
-        if not set(cpus) & self.able:
-            raise OSError(errno.EINVAL, "Invalid argument")
-        self.now = frozenset(cpus) & self.able
-
-    def set_memory(self, policy: MemoryPolicy, numa_node: int | None) -> None:
-        if policy in self.refuses:
-            raise OSError(errno.EPERM, "Operation not permitted")
-        self.memory.append((policy, numa_node))
 
 
 def told(binding: Binding) -> list[tuple[str, bool]]:
