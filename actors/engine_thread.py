@@ -39,18 +39,26 @@ class Outcome:
     snapshot: Snapshot | None
 
 
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """What a step raised, and the ids of the requests that it computed."""
+
+    error: BaseException
+    computing: tuple[str, ...] = ()
+
+
 class EngineThread:
     """Owns the engine: it is built, stepped and asked on this one thread and nowhere else.
 
-    `publish` is called on it once a turn; `crashed` once, with what a step raised, after which
-    the thread has ended, since the pages can no longer be trusted.
+    `publish` is called on it once a turn; `crashed` once, after which the thread has ended, since
+    the pages can no longer be trusted.
     """
 
     def __init__(
         self,
         build: Callable[[], Engine],
         publish: Callable[[Outcome], None],
-        crashed: Callable[[BaseException], None],
+        crashed: Callable[[Crash], None],
     ) -> None:
         self.capacity: Future[ShardCapacity] = Future()
         self.turns = 0
@@ -103,7 +111,7 @@ class EngineThread:
         try:
             self._serve(engine)
         except BaseException as error:  # noqa: BLE001 - the doors are told before the shard exits
-            self._crashed(error)
+            self._crashed(Crash(error, engine.computing()))
 
     def _serve(self, engine: Engine) -> None:
         while True:

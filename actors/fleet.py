@@ -20,7 +20,7 @@ from ray.exceptions import RayError
 
 from actors.creation import create_scheduler, create_shard, new_incarnation
 from actors.lifecycle import Backoff, Create, Event, Member, State, Stop, advance, decide
-from actors.lives import Life, Patience, bury, in_words, live
+from actors.lives import Life, Patience, bury, drain, in_words, live
 from actors.naming import SCHEDULER, shard_name
 from actors.reporting import ReportTiming
 from actors.shard import ShardSpec, ShardTiming
@@ -72,7 +72,7 @@ class Fleet:
     ) -> None:
         self._config = config
         self._namespace = namespace
-        self._timing = timing or _timing(config.scheduling)
+        self._timing = timing or timing_of(config.scheduling)
         self._models = {model.name: model for model in config.models}
         self._wanted = {model.name: model.shards for model in config.models}
         self._members: dict[str, Member] = {}
@@ -194,10 +194,13 @@ class Fleet:
 
     async def _end(self, name: str) -> None:
         """Bury, and tell the scheduler: before, so that no new lease goes to the shard, and after,
-        since it may have reported in between."""
+        since it may have reported in between. A shard that only is not wanted any more lets its
+        requests go first."""
         life = self._lives.pop(name, None)
         if life is not None:
             await self._say_gone(life)
+            if self._members[name].state is State.STOPPING:
+                await drain(life, self._timing.patience)
             await bury(life, self._timing.patience)
             await self._say_gone(life)
 
@@ -237,6 +240,16 @@ class Fleet:
         self._changed.set()
 
 
-def _timing(config: SchedulingConfig) -> FleetTiming:
-    reports = ReportTiming(heartbeat_s=config.heartbeat_s)
-    return FleetTiming(shards=ShardTiming(reports=reports))
+def timing_of(config: SchedulingConfig) -> FleetTiming:
+    """A shard that gives no sign for `shard_timeout_s` is lost to the fleet, to the scheduler and
+    to the doors alike, so a poll has to be answered well within it."""
+    patience = Patience(
+        ping_every_s=config.heartbeat_s,
+        ping_s=config.shard_timeout_s,
+        step_s=config.step_timeout_s,
+    )
+    shards = ShardTiming(
+        poll_wait_s=min(ShardTiming().poll_wait_s, config.shard_timeout_s / 4),
+        reports=ReportTiming(heartbeat_s=config.heartbeat_s),
+    )
+    return FleetTiming(patience=patience, shards=shards)

@@ -20,12 +20,14 @@ from cluster.messages import ShardRef
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Seconds: until a place is found missing, between pings, for one, for a step, for a death."""
+    """Seconds: until a place is found missing, between pings, for one, for a step, for a shard to
+    let its requests go, for a death."""
 
     place_s: float = 20.0
     ping_every_s: float = 1.0
-    ping_s: float = 20.0
+    ping_s: float = 10.0
     step_s: float = 120.0
+    drain_s: float = 2.0
     death_s: float = 10.0
 
 
@@ -51,6 +53,14 @@ async def live(life: Life, patience: Patience, tell: Listener) -> None:
         await _loaded(life)
     tell(Event.LOADED, "")
     await first_to_end(_death(life.handle), _progress(life.handle, patience))
+
+
+async def drain(life: Life, patience: Patience) -> None:
+    """Have a shard that is to end hand its requests back to their doors."""
+    if life.shard is not None:
+        with contextlib.suppress(RayError, TimeoutError):
+            async with asyncio.timeout(patience.drain_s):
+                await life.handle.drain.remote()
 
 
 async def bury(life: Life, patience: Patience) -> None:

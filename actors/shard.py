@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from actors.devices.assignment import assigned_ids
 from actors.devices.berth import Berth, assigned_berth
 from actors.doors import Doors
-from actors.engine_thread import EngineThread, Outcome
+from actors.engine_thread import Crash, EngineThread, Outcome
 from actors.naming import SCHEDULER, ActorAddress
 from actors.reporting import Reporter, ReportLedger, ReportTiming
 from cluster.config import ModelConfig
-from cluster.errors import ShardLost, StaleLease
+from cluster.errors import Displaced, ShardLost, StaleLease, StepFailed
 from cluster.messages import (
     Assignment,
     DeltaBatch,
@@ -93,6 +93,7 @@ class KVShard:
             crashed=self._from_thread(self._on_crash),
         )
         self._lost: asyncio.Future[None] = self._loop.create_future()
+        self._draining = False
         self._reporter: Reporter | None = None
         self._latest: Outcome | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -162,6 +163,13 @@ class KVShard:
         """
         return await self._doors.poll(door, acknowledged, self._spec.timing.poll_wait_s)
 
+    async def drain(self) -> None:
+        """Let every request go, to another shard, and take no more; returns once all doors know."""
+        self._draining = True
+        name = self._spec.ref.shard
+        self._doors.fail_all(Displaced.__name__, f"{name} is drained")
+        await self._doors.heard()
+
     async def use_threads(self, count: int) -> None:
         """Compute with `count` CPU threads from the next step on, or with as many as it finds CPUs
         of its own."""
@@ -189,8 +197,8 @@ class KVShard:
     def _refusal(self, assignment: Assignment) -> tuple[str, str] | None:
         if assignment.lease.shard.incarnation != self._spec.ref.incarnation:
             return StaleLease.__name__, f"{self._spec.ref.shard} was replaced since the lease"
-        if self._lost.done():
-            return ShardLost.__name__, f"{self._spec.ref.shard} is about to exit"
+        if self._draining or self._lost.done():
+            return Displaced.__name__, f"{self._spec.ref.shard} is about to exit"
         return None
 
     def _on_outcome(self, outcome: Outcome) -> None:
@@ -200,14 +208,18 @@ class KVShard:
         if self._reporter is not None:
             self._reporter.enter(outcome)
 
-    def _on_crash(self, error: BaseException) -> None:
-        """Say it to all who wait, leave them a moment to hear it, and go: the pages are suspect."""
+    def _on_crash(self, crash: Crash) -> None:
+        """Say it to all who wait, leave them a moment to hear it, and go: the pages are suspect.
+
+        Who was in the step is told so, since one of them may be the cause.
+        """
         if self._lost.done():
             return
-        logger.error("%r gives itself up", self, exc_info=error)
+        logger.error("%r gives itself up", self, exc_info=crash.error)
         name = self._spec.ref.shard
-        self._doors.fail_all(ShardLost.__name__, f"{name} failed at a step")
-        self._lost.set_exception(ShardLost(f"{name} failed: {error!r}"))
+        self._doors.fail(crash.computing, StepFailed.__name__, f"{name} failed at a step of it")
+        self._doors.fail_all(Displaced.__name__, f"{name} failed at a step of others")
+        self._lost.set_exception(ShardLost(f"{name} failed: {crash.error!r}"))
         self._loop.call_later(self._spec.timing.last_words_s, os._exit, 1)
 
     async def _sweep_doors(self) -> None:
@@ -240,7 +252,7 @@ class KVShard:
         """The tasks are endless, so one that ended has failed, and the shard with it."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            self._on_crash(error)
+            self._on_crash(Crash(error))
 
     def _from_thread(self, method: Callable[[T], None]) -> Callable[[T], None]:
         """The method, to be called on another thread and run on the loop."""

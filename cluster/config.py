@@ -102,6 +102,9 @@ class SchedulingConfig(Frozen):
     claim_timeout_s: float = Field(30.0, gt=0, description="A lease nobody used is taken back.")
     heartbeat_s: float = Field(1.0, gt=0, description="A shard reports at least this often.")
     shard_timeout_s: float = Field(10.0, gt=0, description="Silent for so long, a shard is lost.")
+    step_timeout_s: float = Field(
+        120.0, gt=0, description="A shard whose step takes longer is lost: its device hangs."
+    )
     not_ready_timeout_s: float = Field(
         30.0, gt=0, description="So long a request waits while no shard serves its model."
     )
@@ -120,6 +123,21 @@ class SchedulingConfig(Frozen):
         if self.default_class not in names:
             raise ValueError(f"default_class must be one of {names}, got {self.default_class!r}")
         return self
+
+
+class FailoverConfig(Frozen):
+    """What becomes of an accepted request when its shard is lost: it goes on at another one."""
+
+    patience_s: float = Field(
+        120.0, ge=0, description="So long it waits for a shard, from one token to the next."
+    )
+    first_delay_s: float = Field(
+        0.05, gt=0, description="Before another shard is asked for; then doubling."
+    )
+    longest_delay_s: float = Field(2.0, gt=0, description="Bound of that.")
+    max_deaths: int = Field(
+        32, ge=1, description="Shards that may die while they run it before it is refused."
+    )
 
 
 class AuthConfig(Frozen):
@@ -156,6 +174,7 @@ class ShoalConfig(Frozen):
     scheduling: SchedulingConfig = SchedulingConfig()
     gateway: GatewayConfig = GatewayConfig()
     router: RouterConfig = RouterConfig()
+    failover: FailoverConfig = FailoverConfig()
 
     @model_validator(mode="after")
     def _model_names_differ(self) -> ShoalConfig:

@@ -20,6 +20,9 @@
     |   +-- DeviceUnavailable       a GPU or MIG slice cannot be had or changed; says what to do
     +-- FaultError              ours: a part of the system failed
         +-- ShardLost               the shard died with the sequence on it
+        |   +-- StepFailed              in a step that computed the sequence
+        +-- Displaced               the shard let the request go; it goes on elsewhere
+        +-- PoisonRequest           shards died of it; names the request
         +-- SchedulerLost           the scheduler could not be reached
         +-- StaleLease              the lease belongs to another life of the shard
         +-- IllegalTransition       a state change that the table does not allow
@@ -138,6 +141,18 @@ class FaultError(ShoalError):
 
 class ShardLost(FaultError):
     """The shard died, or stopped answering, with the sequence on it."""
+
+
+class StepFailed(ShardLost):
+    """A step that computed the sequence failed, and the shard with it."""
+
+
+class Displaced(FaultError):
+    """The shard let the request go, or never had it, and did not die of it."""
+
+
+class PoisonRequest(FaultError):
+    """Shards died of this request whenever they ran it, so no further one is risked for it."""
 
 
 class SchedulerLost(FaultError):

@@ -24,7 +24,6 @@ from cluster.messages import (
     Assignment,
     HeldRequest,
     PageHash,
-    Request,
     ShardCapacity,
     TokenDelta,
 )
@@ -52,7 +51,7 @@ class Engine:
         Raises, having changed nothing, InvalidRequest for a token the model does not have, since
         on the device it would end everybody's step, and what `Batcher.admit` raises.
         """
-        _check_tokens(assignment.request, self._runner.vocab_size)
+        _check_tokens(assignment, self._runner.vocab_size)
         self._batcher.admit(assignment)
 
     def cancel(self, request_id: str, choice: int | None = None) -> None:
@@ -71,6 +70,10 @@ class Engine:
             return ()
         result = self._runner.execute(plan)
         return tuple(self._batcher.settle(plan, result))
+
+    def computing(self) -> tuple[str, ...]:
+        """Ids of the requests in the steps under way; after a step that raised, those in it."""
+        return self._batcher.computing()
 
     def held(self) -> tuple[HeldRequest, ...]:
         """All requests that are here, oldest first."""
@@ -143,9 +146,11 @@ def build_engine(loaded: PreTrainedModel, model: ModelConfig) -> Engine:
     )
 
 
-def _check_tokens(request: Request, vocab_size: int) -> None:
+def _check_tokens(assignment: Assignment, vocab_size: int) -> None:
+    request, outputs = assignment.request, assignment.outputs().values()
     biased = [token for token, _ in request.sampling.logit_bias]
-    for param, tokens in (("prompt", request.prompt), ("logit_bias", biased)):
+    known = [("prompt", request.prompt), *(("output", output) for output in outputs)]
+    for param, tokens in (*known, ("logit_bias", biased)):
         if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
             raise InvalidRequest(f"token ids must be from 0 to {vocab_size - 1}", param)
 

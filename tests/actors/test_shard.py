@@ -279,7 +279,7 @@ async def test_a_shard_whose_step_fails_says_so_and_exits(
     assert "device is on fire" in str(told.value.cause)
     failed = (await shard.poll(number)).deltas[-1]
     assert isinstance(failed, RequestFailed)
-    assert failed.kind == "ShardLost"
+    assert failed.kind == "StepFailed"
 
     async def exited() -> bool:
         return is_gone(pid)
@@ -290,9 +290,12 @@ async def test_a_shard_whose_step_fails_says_so_and_exits(
 
 
 def break_engine(shard: Any) -> None:
-    """Make the engine's thread raise what a broken device would."""
+    """Make the next step raise what a broken device would."""
 
-    def order(_engine: Any) -> None:
+    def burn(_plan: Any) -> None:
         raise RuntimeError("the device is on fire")
+
+    def order(engine: Any) -> None:
+        engine._runner.execute = burn
 
     shard._engine._post(order)

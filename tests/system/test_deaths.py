@@ -1,16 +1,20 @@
-"""Processes die, and the application answers again by itself."""
+"""Processes die, and nobody who asked something notices more than a pause."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import signal
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from actors.naming import SCHEDULER, shard_name
-from tests.actors.living import until
+from benchmarks import mixture
+from benchmarks.chaos import Chaos
+from tests.actors.living import is_gone, pid_of, until
 from tests.system.application import MODEL, Application
 
 pytestmark = pytest.mark.slow
@@ -40,36 +44,86 @@ async def test_streams_go_on_while_the_scheduler_dies_and_new_requests_wait(
     assert await answers(application) == before
 
 
-async def test_a_dead_shard_ends_its_streams_cleanly_and_is_replaced(
+async def test_a_shard_dies_and_every_kind_of_request_is_answered_as_if_it_had_not(
     application: Application,
 ) -> None:
-    before = await answers(application)
-    async with application.client() as client:
-        streams = [await client.completions.create(**LONG, stream=True) for _ in range(2)]
-        readers = [aiter(stream) for stream in streams]
-        for reader in readers:
-            await anext(reader)
-        await asyncio.gather(*(application.kill(shard_name(MODEL, index)) for index in range(2)))
-        for reader in readers:
-            with pytest.raises(openai.APIError, match="shard"):
-                async for _ in reader:
-                    pass
-    assert await answers(application) == before
-
-
-async def test_requests_amid_deaths_are_answered_as_ever_or_fail_cleanly(
-    application: Application,
-) -> None:
-    before = await answers(application)
-    kills = [application.kill(shard_name(MODEL, index)) for index in range(2)]
-    requests = [answers(application) for _ in range(16)]
-    outcomes = await asyncio.gather(*requests, *kills, return_exceptions=True)
-    texts = [outcome for outcome in outcomes if isinstance(outcome, str)]
-    failures = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
-    assert set(texts) <= {before}
-    assert all(isinstance(failure, openai.InternalServerError) for failure in failures)
-    assert await answers(application) == before
+    wanted = mixture.asks(MODEL, 21, seed=1)
+    async with application.http() as http:
+        due = [await mixture.answer(http, ask) for ask in wanted]
+        answers = [asyncio.create_task(mixture.answer(http, ask)) for ask in wanted]
+        await until(application.is_busy)
+        await application.kill(shard_name(MODEL, 0))
+        given = await asyncio.gather(*answers)
+    assert list(map(mixture.verdict, given, due)) == ["right"] * len(wanted)
+    await until(application.is_settled)
     await application.verify()
+
+
+async def test_streams_wait_for_a_replacement_where_all_shards_are_dead(
+    application: Application,
+) -> None:
+    wanted = [ask for ask in mixture.asks(MODEL, 28, seed=2) if ask.streams]
+    async with application.http() as http:
+        due = [await mixture.answer(http, ask) for ask in wanted]
+        answers = [asyncio.create_task(mixture.answer(http, ask)) for ask in wanted]
+        await until(application.is_busy)
+        await asyncio.gather(*(application.kill(shard_name(MODEL, index)) for index in range(2)))
+        given = await asyncio.gather(*answers)
+    assert list(map(mixture.verdict, given, due)) == ["right"] * len(wanted)
+    await until(application.is_settled)
+    await application.verify()
+
+
+async def test_a_stopped_shard_is_noticed_replaced_and_its_late_tokens_are_dropped(
+    application: Application,
+) -> None:
+    wanted = [ask for ask in mixture.asks(MODEL, 28, seed=3) if ask.streams]
+    before = await pid_of(application.shard(0))
+    async with application.http() as http:
+        due = [await mixture.answer(http, ask) for ask in wanted]
+        answers = [asyncio.create_task(mixture.answer(http, ask)) for ask in wanted]
+        await until(application.is_busy)
+        os.kill(before, signal.SIGSTOP)
+
+        async def replaced() -> bool:
+            return await application.pid(shard_name(MODEL, 0)) not in (None, before)
+
+        await until(replaced)
+        with contextlib.suppress(ProcessLookupError):  # it wakes, if nobody has ended it yet
+            os.kill(before, signal.SIGCONT)
+        given = await asyncio.gather(*answers)
+    assert list(map(mixture.verdict, given, due)) == ["right"] * len(wanted)
+    await until(application.is_settled)
+    await application.verify()
+
+    async def gone() -> bool:
+        return is_gone(before)
+
+    await until(gone)
+
+
+async def test_streams_in_need_of_a_lease_wait_for_the_next_scheduler(
+    application: Application,
+) -> None:
+    wanted = [ask for ask in mixture.asks(MODEL, 28, seed=4) if ask.streams]
+    async with application.http() as http:
+        due = [await mixture.answer(http, ask) for ask in wanted]
+        answers = [asyncio.create_task(mixture.answer(http, ask)) for ask in wanted]
+        await until(application.is_busy)
+        names = (SCHEDULER, shard_name(MODEL, 0), shard_name(MODEL, 1))
+        await asyncio.gather(*map(application.kill, names))
+        given = await asyncio.gather(*answers)
+    assert list(map(mixture.verdict, given, due)) == ["right"] * len(wanted)
+    await until(application.is_settled)
+    await application.verify()
+
+
+async def test_chaos_loses_repeats_and_changes_nothing(application: Application) -> None:
+    chaos = Chaos(application, shards=2, seed=5)
+    report = await chaos.run(mixture.asks(MODEL, 28, seed=5), requests=84, kills=4, at_once=12)
+    assert report.errors == []
+    assert (report.verdicts, report.kills.total()) == ({"right": 84}, 4)
+    assert report.is_clean
 
 
 async def test_ready_tells_the_truth_while_shards_are_away(application: Application) -> None:
