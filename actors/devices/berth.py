@@ -52,17 +52,23 @@ class Berth:
             return threads
         count = fair_count(self._node, threads, self._devices)
         if len(self._claims.cpus) != count:
-            before = self._claims.cpus
-            cpus = self._claims.resize(count, orders(self._node, self._home))
-            if cpus != before:
-                self._bind(cpus)
-            elif not cpus:
-                self.binding = self._unbound(f"no {count} CPUs are left for it")
+            try:
+                self._claim(count)
+            except OSError as error:
+                self.binding = self._unbound(f"no CPU can be claimed here: {error.strerror}")
         return len(self._claims.cpus) or threads
 
     @property
     def _home(self) -> int | None:
         return home_of(self._node, self._devices)
+
+    def _claim(self, count: int) -> None:
+        before = self._claims.cpus
+        cpus = self._claims.resize(count, orders(self._node, self._home))
+        if cpus != before:
+            self._bind(cpus)
+        elif not cpus:
+            self.binding = self._unbound(f"no {count} CPUs are left for it")
 
     def _bind(self, cpus: tuple[int, ...]) -> None:
         numa = numa_of(self._node, cpus)

@@ -15,8 +15,11 @@ from cluster.placement.candidates import Candidate, Candidates
 from cluster.placement.carving import carve
 from cluster.placement.seats import Seats
 from cluster.placement.shortfall import GIB, contradiction, why_no_place
-from cluster.placement.wishes import Kind, Missing, Placement, Plan, Rank, Recut, Wish
+from cluster.placement.wishes import Kind, Missing, Owner, Placement, Plan, Rank, Recut, Wish
 from cluster.topology import Closeness, Gpu, Node, Topology
+
+Name = tuple[str, str, int]
+"""Model, tenant and index of a shard."""
 
 _REACH = {
     Closeness.NVLINK: "one NVLink island",
@@ -34,8 +37,12 @@ def plan(
 ) -> Plan:
     """Places for all shards wished for, those of `current` first wherever they are still good.
 
-    With `manage_mig`, slices that are missing are asked for as recuts of idle slices.
+    With `manage_mig`, slices that are missing are asked for as recuts of idle slices. Raises
+    ValueError for two wishes of one model and tenant: they would have to be one.
     """
+    owners = [wish.owner for wish in wishes]
+    if len(set(owners)) != len(owners):
+        raise ValueError(f"one wish for each model and tenant, got {owners}")
     return _Planner(topology).plan(wishes, tuple(current), manage_mig)
 
 
@@ -46,33 +53,32 @@ class _Planner:
         self._topology = topology
         self._seats = Seats(topology)
         self._candidates = Candidates(topology, self._seats)
-        self._placements: dict[tuple[str, int], Placement] = {}
+        self._placements: dict[Name, Placement] = {}
         self._missing: list[tuple[Wish, Missing]] = []
         self._lines: list[str] = []
 
     def plan(
         self, wishes: Sequence[Wish], current: tuple[Placement, ...], manage_mig: bool
     ) -> Plan:
-        self._keep(current, {wish.model: wish for wish in wishes})
+        self._keep(current, {wish.owner: wish for wish in wishes})
         for wish, index in _in_order(wishes):
-            if (wish.model, index) not in self._placements:
+            if (*wish.owner, index) not in self._placements:
                 self._seat(wish, index)
         recuts = self._recuts() if manage_mig else ()
-        placements = sorted(self._placements.values(), key=lambda one: (one.model, one.index))
         return Plan(
-            placements=tuple(placements),
+            placements=tuple(self._placements[name] for name in sorted(self._placements)),
             missing=tuple(missing for _, missing in self._missing),
             recuts=recuts,
             lines=tuple(self._lines),
         )
 
-    def _keep(self, current: Sequence[Placement], wishes: dict[str, Wish]) -> None:
+    def _keep(self, current: Sequence[Placement], wishes: dict[Owner, Wish]) -> None:
         for old in current:
-            wish = wishes.get(old.model)
+            wish = wishes.get(old.owner)
             reason = self._why_not_kept(old, wish)
             if reason is None and wish is not None:
                 try:
-                    self._sit(refreshed(old, wish, self._topology))
+                    self._sit(_refreshed(old, wish, self._topology))
                     reason = f"stays on {_where(old)}"
                 except IllegalTransition:
                     reason = "moves: its place is taken"
@@ -92,28 +98,28 @@ class _Planner:
         """What of the old place no longer suits the wish."""
         if old.kind not in wish.allowed(self._topology):
             return f"moves: it may not compute on {old.kind} any more"
-        if (old.tenant, old.shards_per_device) != (wish.tenant, wish.shards_per_device):
-            return "moves: who may share its device has changed"
+        if old.shards_per_device != wish.shards_per_device:
+            return "moves: how many share its device has changed"
         if len(old.ranks) != wish.tensor_parallel:
             return f"moves: it is to have {wish.tensor_parallel} ranks"
         if old.kind is Kind.CPU:
             return None
         usable = {device.uuid for device in self._candidates.free(wish, node, old.kind)}
         gone = sorted(set(old.devices) - usable)
-        return f"moves: {', '.join(gone)} lost, taken or too small" if gone else None
+        return f"moves: {', '.join(gone)} lost, taken or unfit" if gone else None
 
     def _seat(self, wish: Wish, index: int) -> None:
-        name = f"{wish.model}/{index}"
         reason = contradiction(wish)
         best = None if reason else self._candidates.best(wish)
         if best is not None:
             new = _placement(wish, index, best)
-            self._lines.append(f"{name} goes to {_where(new)}: {self._why(wish, best)}")
+            self._lines.append(f"{new.name} goes to {_where(new)}: {self._why(wish, best)}")
             self._sit(new)
             return
         reason = reason or why_no_place(wish, self._topology, self._candidates)
-        self._missing.append((wish, Missing(wish.model, index, reason)))
-        self._lines.append(f"{name} has no place: {reason}")
+        missing = Missing(wish.model, index, wish.tenant, reason)
+        self._missing.append((wish, missing))
+        self._lines.append(f"{missing.name} has no place: {reason}")
 
     def _why(self, wish: Wish, best: Candidate) -> str:
         replicas = self._seats.replicas(best.node.name, wish.model)
@@ -126,7 +132,7 @@ class _Planner:
 
     def _sit(self, placement: Placement) -> None:
         self._seats.take(placement)
-        self._placements[placement.model, placement.index] = placement
+        self._placements[(*placement.owner, placement.index)] = placement
 
     def _recuts(self) -> tuple[Recut, ...]:
         """For the shards that miss a slice of a profile: GPU by GPU, as many as each can give."""
@@ -151,14 +157,15 @@ class _Planner:
                 served, cuts = [*served, one], more
         if cuts is None:
             return None
-        for one in served:
-            waiting.remove(one)
-            name = f"{one[1].model}/{one[1].index}"
-            self._lines.append(f"{name} will fit once {gpu.uuid} is cut to have {one[0].profile}")
+        for wish, missing in served:
+            waiting.remove((wish, missing))
+            self._lines.append(
+                f"{missing.name} will fit once {gpu.uuid} is cut to have {wish.profile}"
+            )
         return Recut(node.name, gpu.uuid, *cuts)
 
 
-def refreshed(old: Placement, wish: Wish, topology: Topology) -> Placement:
+def _refreshed(old: Placement, wish: Wish, topology: Topology) -> Placement:
     """The same place with what the topology now says of it: memory and NUMA nodes."""
     node = topology.node(old.node)
     if node is None or old.kind is Kind.CPU:

@@ -8,6 +8,9 @@ from typing import Literal
 
 from cluster.topology import Closeness, Topology
 
+Owner = tuple[str, str]
+"""Whose a shard is: its model, and the tenant it is kept for, "" for everybody."""
+
 
 class Kind(StrEnum):
     """What a shard computes on."""
@@ -35,6 +38,10 @@ class Wish:
     tenant: str | None = None
     arrange: Literal["spread", "pack"] = "spread"
     shards_per_device: int = 1
+
+    @property
+    def owner(self) -> Owner:
+        return self.model, self.tenant or ""
 
     def allowed(self, topology: Topology) -> tuple[Kind, ...]:
         if self.profile is not None:
@@ -70,8 +77,12 @@ class Placement:
     closeness: Closeness | None = None
 
     @property
+    def owner(self) -> Owner:
+        return self.model, self.tenant or ""
+
+    @property
     def name(self) -> str:
-        return f"{self.model}/{self.index}"
+        return _shard_name(self.model, self.tenant, self.index)
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -84,7 +95,12 @@ class Missing:
 
     model: str
     index: int
+    tenant: str | None
     reason: str
+
+    @property
+    def name(self) -> str:
+        return _shard_name(self.model, self.tenant, self.index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,3 +129,7 @@ class Plan:
     missing: tuple[Missing, ...] = ()
     recuts: tuple[Recut, ...] = ()
     lines: tuple[str, ...] = ()
+
+
+def _shard_name(model: str, tenant: str | None, index: int) -> str:
+    return f"{model}/{index}" if tenant is None else f"{model}@{tenant}/{index}"

@@ -120,6 +120,18 @@ def test_tenants_never_share_a_device() -> None:
     assert planned.missing[0].model == "b"
 
 
+def test_one_model_serves_everybody_and_a_tenant_apart() -> None:
+    wishes = [Wish("m", 2, profile="1g.5gb"), Wish("m", 2, profile="3g.20gb", tenant="acme")]
+    shards = places(wishes, cluster_of("mig-a100"))
+    assert [one.name for one in shards] == ["m/0", "m/1", "m@acme/0", "m@acme/1"]
+    assert len({device for one in shards for device in one.devices}) == 4
+
+
+def test_two_wishes_for_the_same_shards_are_refused() -> None:
+    with pytest.raises(ValueError, match="one wish for each model and tenant"):
+        plan([Wish("m", 1), Wish("m", 2)], cluster_of("cpu-only"))
+
+
 def test_a_gpu_in_mig_mode_is_no_whole_gpu() -> None:
     wish = Wish("m", 1, kinds=(Kind.GPU,))
     assert "all are in MIG mode" in only_reason(wish, cluster_of("mig-a100"))
@@ -196,7 +208,7 @@ def test_the_plan_tells_each_decision_in_a_line() -> None:
     lost = before.placements[0].devices[0]
     after = plan([Wish("m", 2, tensor_parallel=2)], without_gpu(topology, lost), before.placements)
     kept = ", ".join(before.placements[1].devices)
-    assert after.lines[0] == f"m/0 moves: {lost} lost, taken or too small"
+    assert after.lines[0] == f"m/0 moves: {lost} lost, taken or unfit"
     assert after.lines[1] == f"m/1 stays on pcie-4gpu-0 [{kept}] with 45.0 GiB each"
     assert after.lines[2].startswith("m/0 has no place: 2 GPUs of one make on one node")
 
@@ -223,7 +235,7 @@ def test_shards_wanted_no_more_leave_and_the_others_stay() -> None:
     ("changed", "reason"),
     [
         (Wish("m", 1, tensor_parallel=2), "it is to have 2 ranks"),
-        (Wish("m", 1, tenant="acme"), "who may share its device has changed"),
+        (Wish("m", 1, shards_per_device=2), "how many share its device has changed"),
         (Wish("m", 1, kinds=(Kind.CPU,)), "it may not compute on gpu any more"),
     ],
 )

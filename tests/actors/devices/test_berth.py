@@ -121,6 +121,15 @@ def test_a_berth_that_the_kernel_refuses_gives_its_claims_back(neighbours: Make)
     assert "Invalid argument" in refused.binding.summary
 
 
+def test_where_no_claim_can_be_made_nothing_is_bound() -> None:
+    kernel = Strict(able=ALL, now=ALL)
+    # A name too long for a socket is refused as a sandbox without sockets would refuse any.
+    berth = Berth("auto", TWO_SOCKETS, (), CpuClaims("x" * 200), kernel)
+    assert berth.settle(4) == 4
+    assert kernel.now == ALL
+    assert "no CPU can be claimed here" in berth.binding.summary
+
+
 def test_a_measured_berth_says_what_the_probe_found(neighbours: Make) -> None:
     berth = neighbours(TWO_SOCKETS).berth(mode="measured")
     berth.settle(8)
