@@ -11,8 +11,12 @@ from cluster.topology import Gpu, MigSlice, Node
 
 
 def assigned_ids() -> tuple[str, ...]:
-    """The GPU ids that Ray gave to this actor: numbers or UUIDs, as its node was started with."""
-    return tuple(ray.get_runtime_context().get_accelerator_ids().get("GPU", ()))
+    """The GPU ids that Ray gave to this actor: numbers or UUIDs, as its node was started with.
+
+    In order, since Ray keeps them in a set.
+    """
+    ids = ray.get_runtime_context().get_accelerator_ids().get("GPU", ())
+    return tuple(sorted(map(str, ids), key=lambda one: (len(one), one)))
 
 
 def assigned_devices(assigned: Sequence[str], node: Node) -> tuple[Gpu | MigSlice, ...]:

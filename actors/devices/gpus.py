@@ -56,6 +56,8 @@ def _read_gpu(index: int, sysfs: Sysfs, warnings: list[str]) -> Found | None:
     reader = Reader(f"GPU {index}", warnings)
     handle = reader.ask("handle", pynvml.nvmlDeviceGetHandleByIndex, index)
     uuid = None if handle is None else reader.ask("UUID", pynvml.nvmlDeviceGetUUID, handle)
+    if uuid == "":
+        warnings.append(f"{reader.label}: it says no UUID; left out")
     if not uuid:
         return None
     reader.label = f"GPU {index} ({uuid})"

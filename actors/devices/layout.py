@@ -119,10 +119,7 @@ def _destroy(gpu_instance: Any) -> None:
 
 
 def _create(gpu: Any, instance: Instance) -> None:
-    place = pynvml.c_nvmlGpuInstancePlacement_t(instance.start, instance.size)
-    handle = pynvml.nvmlDeviceCreateGpuInstanceWithPlacement(
-        gpu, instance.profile, ctypes.byref(place)
-    )
+    handle = _create_gpu_instance(gpu, instance)
     if instance.compute is None:
         largest = max(_compute_profiles(handle), key=lambda info: int(info.sliceCount))
         pynvml.nvmlGpuInstanceCreateComputeInstance(handle, largest.id)
@@ -134,3 +131,13 @@ def _create(gpu: Any, instance: Instance) -> None:
             pynvml.nvmlGpuInstanceCreateComputeInstanceWithPlacement(
                 handle, profile, ctypes.byref(where)
             )
+
+
+def _create_gpu_instance(gpu: Any, instance: Instance) -> Any:
+    place = pynvml.c_nvmlGpuInstancePlacement_t(instance.start, instance.size)
+    create_at = pynvml.nvmlDeviceCreateGpuInstanceWithPlacement
+    try:
+        return create_at(gpu, instance.profile, ctypes.byref(place))
+    except pynvml.NVMLError_FunctionNotFound:
+        # An older driver chooses the place itself.
+        return pynvml.nvmlDeviceCreateGpuInstance(gpu, instance.profile)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pynvml
@@ -98,15 +98,7 @@ def _check_mode(gpu: Any, uuid: str) -> None:
 def _check_processes(gpu: Any, uuid: str, own_pids: Collection[int]) -> None:
     """A process that is seen from inside a container bears another number there, so it counts as
     foreign: that errs on the safe side."""
-    running = {
-        process.pid
-        for device in (gpu, *_mig_devices(gpu))
-        for list_processes in (
-            pynvml.nvmlDeviceGetComputeRunningProcesses,
-            pynvml.nvmlDeviceGetGraphicsRunningProcesses,
-        )
-        for process in _processes(list_processes, device)
-    }
+    running = {pid for device in (gpu, *_mig_devices(gpu)) for pid in _processes(device)}
     foreign = sorted(running - set(own_pids))
     if foreign:
         raise DeviceUnavailable(
@@ -115,11 +107,13 @@ def _check_processes(gpu: Any, uuid: str, own_pids: Collection[int]) -> None:
         )
 
 
-def _processes(list_processes: Any, device: Any) -> list[Any]:
-    try:
-        return list(list_processes(device))
-    except pynvml.NVMLError_NotSupported:
-        return []  # of graphics on a GPU or slice that computes only
+def _processes(device: Any) -> set[int]:
+    """Raises an NVML error where it cannot be known who computes there."""
+    found = [process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(device)]
+    # Few GPUs draw in MIG mode; the others, and older drivers, have no answer.
+    with suppress(pynvml.NVMLError_NotSupported, pynvml.NVMLLibraryMismatchError):
+        found += [process.pid for process in pynvml.nvmlDeviceGetGraphicsRunningProcesses(device)]
+    return set(found)
 
 
 def _mig_devices(gpu: Any) -> Iterator[Any]:

@@ -34,11 +34,12 @@ class Refusal(Exception):
 
 @dataclass(eq=False)
 class FakeGpu:
-    """A GPU: what was recorded of it, how it is cut now, and which processes run on it."""
+    """A GPU: what was recorded of it, how it is cut now, and who computes or draws on it."""
 
     facts: Gpu
     instances: dict[int, FakeInstance] = field(default_factory=dict)
     processes: list[int] = field(default_factory=list)
+    drawing: list[int] = field(default_factory=list)
 
     @property
     def uuid(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from contextlib import suppress
 from typing import Any
 from uuid import NAMESPACE_OID, uuid5
 
@@ -127,6 +128,15 @@ def create_gpu_instance(nvml: FakeNvml, gpu: FakeGpu, number: int, where: Any, o
     free = next(number for number in range(1, 99) if number not in gpu.instances)
     gpu.instances[free] = FakeInstance(gpu, free, profile, where.start)
     point(out, nvml.handle(gpu.instances[free]))
+
+
+@symbol("nvmlDeviceCreateGpuInstance")
+def create_gpu_instance_anywhere(nvml: FakeNvml, gpu: FakeGpu, number: int, out: Any) -> None:
+    for start in reversed(_profile(gpu, number).starts):
+        place = pynvml.c_nvmlGpuInstancePlacement_t(start, 0)
+        with suppress(Refusal):
+            return create_gpu_instance(nvml, gpu, number, place, out)
+    raise Refusal(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES)
 
 
 @symbol("nvmlGpuInstanceDestroy")

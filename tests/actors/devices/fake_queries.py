@@ -139,17 +139,14 @@ def nvlink_remote_pci(nvml: FakeNvml, gpu: FakeGpu, link: int, out: Any) -> None
 
 @symbol("nvmlDeviceGetComputeRunningProcesses_v3")
 def compute_processes(nvml: FakeNvml, device: Device, size: Any, out: Any) -> None:
-    if out is not None:
-        for place, pid in enumerate(device.processes):
-            out[place].pid = pid
-    size.value, room = len(device.processes), size.value if out is not None else 0
-    if room < size.value:
-        raise Refusal(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
+    _list_processes(device.processes, size, out)
 
 
 @symbol("nvmlDeviceGetGraphicsRunningProcesses_v3")
 def graphics_processes(nvml: FakeNvml, device: Device, size: Any, out: Any) -> None:
-    raise Refusal(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    if not isinstance(device, FakeGpu):
+        raise Refusal(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    _list_processes(device.drawing, size, out)
 
 
 def far_ends(nvml: FakeNvml, gpu: FakeGpu) -> list[FakeGpu | None]:
@@ -168,3 +165,11 @@ def _told(value: Any) -> Any:
     if value is None:
         raise Refusal(pynvml.NVML_ERROR_NOT_SUPPORTED)
     return value
+
+
+def _list_processes(pids: list[int], size: Any, out: Any) -> None:
+    room, size.value = size.value if out is not None else 0, len(pids)
+    if room < len(pids):
+        raise Refusal(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
+    for place, pid in enumerate(pids):
+        out[place].pid = pid

@@ -150,6 +150,15 @@ def test_a_gpu_lost_before_it_says_its_name_is_left_out(install: Install, tmp_pa
     assert read.warnings == ("GPU 0: UUID cannot be read: GPU is lost",)
 
 
+def test_a_gpu_that_says_an_empty_name_is_left_out_with_a_warning(
+    install: Install, tmp_path: Path
+) -> None:
+    node = recorded("pcie-4gpu")
+    install(replace(node, gpus=(replace(node.gpus[0], uuid=""),), links=()))
+    read = found(replace(node, gpus=(), links=()), tmp_path)
+    assert (read.gpus, read.warnings) == ((), ("GPU 0: it says no UUID; left out",))
+
+
 def test_two_gpus_of_one_uuid_are_one(install: Install, tmp_path: Path) -> None:
     node = recorded("pcie-4gpu")
     twin = replace(node.gpus[1], uuid=node.gpus[0].uuid)

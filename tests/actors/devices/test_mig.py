@@ -228,6 +228,23 @@ def test_an_older_library_without_versioned_profiles_cuts_too(nvml: FakeNvml) ->
     assert ("3g.20gb", 4, 1) in nvml.cuts(PARTLY.uuid)
 
 
+def test_a_driver_that_cannot_be_told_the_place_chooses_it(nvml: FakeNvml) -> None:
+    nvml.remove("nvmlDeviceCreateGpuInstanceWithPlacement")
+    MigManager().recut(cut(PARTLY, ("2g.10gb", 2)), own_pids=())
+    assert ("2g.10gb", 4, 1) in nvml.cuts(PARTLY.uuid)
+
+
+def test_a_process_that_draws_is_foreign_too(nvml: FakeNvml) -> None:
+    nvml.gpu(PARTLY.uuid).drawing.append(4712)
+    assert "[4712]" in refused(MigManager(), cut(PARTLY, ("3g.20gb", 4)))
+
+
+def test_a_driver_that_does_not_know_of_drawing_is_good_enough(nvml: FakeNvml) -> None:
+    nvml.remove("nvmlDeviceGetGraphicsRunningProcesses_v3")
+    MigManager().recut(cut(PARTLY, ("3g.20gb", 4)), own_pids=())
+    assert ("3g.20gb", 4, 1) in nvml.cuts(PARTLY.uuid)
+
+
 def test_a_plan_is_made_real_by_its_recuts(nvml: FakeNvml, tmp_path: Path) -> None:
     wishes = [Wish("small", 3, profile="1g.5gb"), Wish("big", 2, profile="7g.40gb")]
     topology = Topology((here(),))
