@@ -72,12 +72,14 @@ class Berth:
 
     def _bind(self, cpus: tuple[int, ...]) -> None:
         numa = numa_of(self._node, cpus)
+        # With a device, the large things are there; without, the KV pool is in this memory.
+        strict = bool(self._devices) or len(self._node.numa) == 1
         # Only while nothing else runs here does the probe tell anything.
         first, self._fresh = self._fresh, False
         if first and self._mode == "measured":
-            self.binding = bind_if_it_pays(cpus, numa, self._kernel, copy_and_compute)
+            self.binding = bind_if_it_pays(cpus, numa, self._kernel, copy_and_compute, strict)
         else:
-            self.binding = bind(cpus, numa, self._kernel)
+            self.binding = bind(cpus, numa, self._kernel, strict)
         if set(self.binding.cpus) != set(cpus):
             self._refused = True
             self._claims.release()

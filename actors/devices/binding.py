@@ -63,15 +63,19 @@ class Linux:
             raise OSError(code, os.strerror(code))
 
 
-def bind(cpus: Collection[int], numa_node: int | None, kernel: Kernel) -> Binding:
+def bind(
+    cpus: Collection[int], numa_node: int | None, kernel: Kernel, strict: bool = True
+) -> Binding:
     """Bind this process to `cpus`, and its memory to `numa_node` as strictly as the kernel allows.
 
-    Never raises: a process that cannot be bound runs unbound, and its steps say why.
+    Not `strict`, memory is only preferred there: bound to a node that runs full, a process would
+    be killed while others have room. Never raises: a process that cannot be bound runs unbound,
+    and its steps say why.
     """
     steps: list[BindingStep] = []
     if not _bind_cpus(cpus, kernel, steps):
         return Binding(tuple(sorted(kernel.cpus())), None, MemoryPolicy.ANY, tuple(steps))
-    policy = _bind_memory(numa_node, kernel, steps)
+    policy = _bind_memory(numa_node, kernel, strict, steps)
     home = None if policy is MemoryPolicy.ANY else numa_node
     return Binding(tuple(sorted(kernel.cpus())), home, policy, tuple(steps))
 
@@ -81,6 +85,7 @@ def bind_if_it_pays(
     numa_node: int | None,
     kernel: Kernel,
     probe: Callable[[], float],
+    strict: bool = True,
     tolerance: float = 0.05,
 ) -> Binding:
     """Bind, measure before and after by `probe` (seconds), and undo it where it got slower.
@@ -88,7 +93,7 @@ def bind_if_it_pays(
     By more than `tolerance`, a fraction: two measurements of the same thing differ a little.
     """
     at_first, before = kernel.cpus(), probe()
-    bound = bind(cpus, numa_node, kernel)
+    bound = bind(cpus, numa_node, kernel, strict)
     after = probe()
     pays = after <= before * (1 + tolerance)
     found = f"the probe took {before * 1e3:.1f} ms before and {after * 1e3:.1f} ms after"
@@ -114,12 +119,16 @@ def _bind_cpus(cpus: Collection[int], kernel: Kernel, steps: list[BindingStep]) 
     return True
 
 
-def _bind_memory(numa_node: int | None, kernel: Kernel, steps: list[BindingStep]) -> MemoryPolicy:
+def _bind_memory(
+    numa_node: int | None, kernel: Kernel, strict: bool, steps: list[BindingStep]
+) -> MemoryPolicy:
     """Down the ladder: bind, prefer, CPUs only."""
     if numa_node is None:
         steps.append(BindingStep("memory", False, "its CPUs are not of one NUMA node"))
         return MemoryPolicy.ANY
-    for policy in (MemoryPolicy.BIND, MemoryPolicy.PREFER):
+    if not strict:
+        steps.append(BindingStep("bind", False, "its KV pool may outgrow the NUMA node"))
+    for policy in (MemoryPolicy.BIND, MemoryPolicy.PREFER)[not strict :]:
         try:
             kernel.set_memory(policy, numa_node)
         except OSError as error:

@@ -65,6 +65,7 @@ def test_the_shards_of_a_dgx_have_cpus_of_their_own_beside_their_gpus(neighbours
     for gpu, berth in zip(DGX.gpus, berths, strict=True):
         assert set(berth.binding.cpus) <= set(DGX.numa[gpu.numa_node or 0].cpus)
         assert berth.binding.numa_node == gpu.numa_node
+        assert berth.binding.memory is MemoryPolicy.BIND
     cpus = [cpu for berth in berths for cpu in berth.binding.cpus]
     assert len(cpus) == len(set(cpus))
 
@@ -74,6 +75,7 @@ def test_cpu_shards_take_a_numa_node_each(neighbours: Make) -> None:
     first, second = there.berth(), there.berth()
     assert (first.settle(32), second.settle(32)) == (32, 32)
     assert (first.binding.numa_node, second.binding.numa_node) == (0, 1)
+    assert first.binding.memory is MemoryPolicy.PREFER
 
 
 def test_a_single_cpu_shard_has_all_cpus_and_memory_of_anywhere(neighbours: Make) -> None:

@@ -47,6 +47,13 @@ def test_where_no_policy_is_allowed_the_cpus_stay_bound() -> None:
     assert told(bound) == [("cpus", True), ("bind", False), ("prefer", False)]
 
 
+def test_memory_that_may_outgrow_its_node_is_only_preferred_there() -> None:
+    kernel = Strict()
+    bound = bind((2, 3), 1, kernel, strict=False)
+    assert kernel.memory == [(MemoryPolicy.PREFER, 1)]
+    assert told(bound) == [("cpus", True), ("bind", False), ("prefer", True)]
+
+
 def test_cpus_of_several_numa_nodes_leave_memory_alone() -> None:
     kernel = Strict()
     bound = bind((2, 3), None, kernel)
