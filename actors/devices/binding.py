@@ -128,7 +128,8 @@ def _bind_memory(
         return MemoryPolicy.ANY
     if not strict:
         steps.append(BindingStep("bind", False, "its KV pool may outgrow the NUMA node"))
-    for policy in (MemoryPolicy.BIND, MemoryPolicy.PREFER)[not strict :]:
+    ladder = (MemoryPolicy.BIND, MemoryPolicy.PREFER) if strict else (MemoryPolicy.PREFER,)
+    for policy in ladder:
         try:
             kernel.set_memory(policy, numa_node)
         except OSError as error:
