@@ -56,6 +56,9 @@ class ResourcesConfig(Frozen):
     cpus: float | None = Field(None, ge=0, description="By default one, or a part of one.")
     gpus: float | None = Field(None, ge=0, description="By default 1 where the cluster has GPUs.")
     threads: int | None = Field(None, ge=1, description="By default `cpus`, or the cores shared.")
+    binding: Literal["auto", "measured", "off"] = Field(
+        "auto", description="To CPUs and memory near the device; measured: only if a probe gains."
+    )
     custom: dict[str, float] = Field(default_factory=dict, description="Ray custom resources.")
 
 

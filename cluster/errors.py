@@ -18,6 +18,7 @@
     |   +-- ModelUnavailable        the weights cannot be had; says what was tried
     |   +-- UnsupportedModel        the family cannot be served exactly; names it
     |   +-- Unschedulable           no node has what a shard asks for; says what is missing
+    |   +-- DeviceUnavailable       a GPU or MIG slice cannot be had or changed; says what to do
     +-- FaultError              ours: a part of the system failed
         +-- ShardLost               the shard died with the sequence on it
         |   +-- StepFailed              in a step that computed the sequence
@@ -133,6 +134,10 @@ class UnsupportedModel(OperatorError):
 
 class Unschedulable(OperatorError):
     """No node offers what a shard asks for; the message says what is missing."""
+
+
+class DeviceUnavailable(OperatorError):
+    """A GPU or MIG slice cannot be had, or cannot be cut; the message says what to do."""
 
 
 class FaultError(ShoalError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from cluster.binding import Binding
 from cluster.messages import ShardRef
 
 
@@ -30,10 +31,13 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True)
 class ShardStats(EngineStats):
-    """The books of a shard's engine, which shard it is, and how many doors listen to it."""
+    """The books of a shard's engine, which shard it is, how many doors listen to it, and where it
+    computes: with how many threads, bound to what, and why."""
 
     shard: ShardRef
     doors: int
+    threads: int
+    binding: Binding
 
 
 @dataclass(frozen=True, slots=True)

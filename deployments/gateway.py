@@ -10,6 +10,7 @@ from random import Random
 from cluster.config import ShoalConfig
 from cluster.messages import FinishReason
 from cluster.stats import ClusterStats
+from cluster.topology import Topology
 from deployments.auth import ApiKeys
 from deployments.deadlines import within
 from deployments.generation import Piece, TokenSource, Usage, read_pieces
@@ -24,12 +25,14 @@ class Outside:
     """What the gateway is given of the world: the cluster, the clock and chance.
 
     `obstacles` says in words what keeps requests from being answered now, and nothing when they
-    would be; `stats` reads the cluster's books; `now` is seconds since the epoch.
+    would be; `stats` reads the cluster's books, `topology` asks its nodes what they are; `now` is
+    seconds since the epoch.
     """
 
     source: TokenSource
     obstacles: Callable[[], Awaitable[tuple[str, ...]]]
     stats: Callable[[], Awaitable[ClusterStats]]
+    topology: Callable[[], Awaitable[Topology]]
     now: Callable[[], float]
     random: Random
 

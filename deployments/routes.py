@@ -19,7 +19,8 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from cluster.config import GatewayConfig
-from cluster.errors import NotReady, ShoalError
+from cluster.errors import InvalidRequest, NotReady, ShoalError
+from cluster.plain import to_json
 from deployments.bodies import JsonRoute
 from deployments.body_limit import BodyLimit, TooLarge, too_large
 from deployments.doorkeeper import TENANT, Doorkeeper
@@ -97,6 +98,10 @@ def _add_operations(app: FastAPI, gateway: Gateway) -> None:
     @app.get("/admin/stats", summary="The books of the scheduler and of every shard")
     async def stats() -> dict[str, Any]:
         return asdict(await gateway.outside.stats())
+
+    @app.get("/admin/topology", summary="Nodes, CPUs, GPUs, slices, and what connects them")
+    async def topology() -> Response:
+        return Response(to_json(await gateway.outside.topology()), media_type="application/json")
 
 
 def _add_models(app: FastAPI, gateway: Gateway) -> None:
