@@ -10,17 +10,19 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 PROC = Path("/proc")
+GONE = (FileNotFoundError, ProcessLookupError)
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 GIB = 2**30
 
-SAMPLE_S = 0.5
-PSS_EVERY = 4
+SAMPLE_S = 1.0
+PSS_EVERY = 5
 """Samples to one of PSS, for which the kernel walks every page of the server."""
 
 
@@ -68,15 +70,13 @@ class Usage:
 
 def read_tree(root: int, proc: Path = PROC) -> list[Process]:
     """The process `root` and all that descend from it, parents before children."""
-    children: dict[int, list[Process]] = {}
-    found: list[Process] = []
-    for process in _read_all(proc):
-        children.setdefault(process.parent, []).append(process)
-        if process.pid == root:
-            found.append(process)
-    for process in found:  # grows while it is walked
-        found += children.get(process.pid, [])
-    return found
+    children: dict[int, list[int]] = {}
+    for pid, parent in _parents(proc):
+        children.setdefault(parent, []).append(pid)
+    pids = [root]
+    for pid in pids:  # grows while it is walked
+        pids += children.get(pid, [])
+    return [process for pid in pids if (process := _read(proc / str(pid)))]
 
 
 def engine_pids(tree: Iterable[Process], engine_title: str) -> set[int]:
@@ -174,18 +174,20 @@ class Watch:
         self._meter.enter(tree, read_machine(), read_pss(tree) if with_pss else 0)
 
 
-def _read_all(proc: Path) -> Iterator[Process]:
+def _parents(proc: Path) -> Iterator[tuple[int, int]]:
+    """Every process of the machine and its parent."""
     for entry in proc.iterdir():
-        if entry.name.isdecimal() and (process := _read(entry)):
-            yield process
+        if entry.name.isdecimal():
+            with suppress(*GONE):
+                yield int(entry.name), int(_stat(entry)[1])
 
 
 def _read(entry: Path) -> Process | None:
-    """None if it has ended meanwhile. Field numbers: proc(5), counted from the state on."""
+    """None if it has ended meanwhile."""
     try:
-        fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        fields = _stat(entry)
         title = (entry / "cmdline").read_text(errors="replace").replace("\0", " ").strip()
-    except (FileNotFoundError, ProcessLookupError):
+    except GONE:
         return None
     user, system, rss_pages = int(fields[11]), int(fields[12]), int(fields[21])
     return Process(
@@ -198,9 +200,14 @@ def _read(entry: Path) -> Process | None:
     )
 
 
+def _stat(entry: Path) -> list[str]:
+    """The fields of proc_pid_stat(5) from the third, the state, on."""
+    return (entry / "stat").read_text().rpartition(")")[2].split()
+
+
 def _pss(rollup: Path) -> int:
     try:
         lines = rollup.read_text().splitlines()
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
+    except GONE:
         return 0
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)

@@ -61,6 +61,7 @@ def _sitting(options: argparse.Namespace, setting: Setting) -> Iterator[Record]:
     for round_number in range(options.rounds):
         runs = _runs(round_number, options.repeats)
         for server, start in servers if round_number % 2 == 0 else servers[::-1]:
+            print(f"round {round_number + 1} of {options.rounds}: {server} starts", flush=True)
             with start(setting) as subject:
                 yield from _turn(server, subject, names, runs, words)
 

@@ -55,9 +55,8 @@ def machine() -> dict[str, str | int]:
 
 
 def _record(figures: dict[str, Any], usage: dict[str, Any] | None, **rest: Any) -> Record:
-    return Record(
-        figures=Figures(**figures), usage=None if usage is None else Usage(**usage), **rest
-    )
+    taken = None if usage is None else Usage(**usage)
+    return Record(figures=Figures(**figures), usage=taken, **rest)
 
 
 def _commit() -> str:
