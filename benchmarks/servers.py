@@ -87,7 +87,7 @@ class PipedServer:
 
     async def drive(self, workload: Workload) -> tuple[list[Timeline], float]:
         answer = json.loads(await asyncio.to_thread(self._exchange, workload))
-        return [Timeline(**one) for one in answer["timelines"]], answer["wall_s"]
+        return [_timeline(**one) for one in answer["timelines"]], answer["wall_s"]
 
     def _exchange(self, workload: Workload) -> str:
         assert self.child.stdin is not None  # both are pipes
@@ -97,6 +97,10 @@ class PipedServer:
         self.child.stdin.write(json.dumps(order) + "\n")
         self.child.stdin.flush()
         return self.child.stdout.readline()
+
+
+def _timeline(arrivals: list[float], **rest: Any) -> Timeline:
+    return Timeline(arrivals=tuple(arrivals), **rest)
 
 
 def free_port() -> int:
