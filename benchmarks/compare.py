@@ -31,6 +31,7 @@ from benchmarks.workloads import Words, Workload, expand, make_workload, words_o
 from cluster.errors import OperatorError
 
 WARM_UP_RUN = 0
+EVERY = ("W1", "W2", "W3", "W4", "W5")
 
 
 def main() -> int:
@@ -44,7 +45,7 @@ def main() -> int:
             _tell(record)
             if options.json:
                 save(options.json, records)
-    except (PeerAbsent, OperatorError, ValueError) as error:
+    except (PeerAbsent, OperatorError) as error:
         print(f"compare: {error}", file=sys.stderr)
         return 2
     except ServerFailed as error:
@@ -56,14 +57,14 @@ def main() -> int:
 
 def _sitting(options: argparse.Namespace, setting: Setting) -> Iterator[Record]:
     """All rounds, each in the opposite order of the one before."""
-    words, names = words_of(setting.model), expand(options.workloads)
+    words = words_of(setting.model)
     servers = list(_servers(options).items())
     for round_number in range(options.rounds):
         runs = _runs(round_number, options.repeats)
         for server, start in servers if round_number % 2 == 0 else servers[::-1]:
             print(f"round {round_number + 1} of {options.rounds}: {server} starts", flush=True)
             with start(setting) as subject:
-                yield from _turn(server, subject, names, runs, words)
+                yield from _turn(server, subject, options.workloads, runs, words)
 
 
 def _turn(
@@ -90,10 +91,7 @@ def measure(server: str, subject: Subject, workload: Workload) -> Record:
 def _servers(options: argparse.Namespace) -> dict[str, Start]:
     if options.url:
         return {options.label: partial(_running, options)}
-    unknown = set(options.peer) - {*PEERS, "none"}
-    if unknown:
-        raise ValueError(f"peers are {', '.join(PEERS)} and none; got {', '.join(unknown)}")
-    return {OURS: shoal, **{name: PEERS[name] for name in options.peer if name != "none"}}
+    return {OURS: shoal, **{name: PEERS[name] for name in options.peer}}
 
 
 def _running(options: argparse.Namespace, setting: Setting) -> AbstractContextManager[Subject]:
@@ -118,13 +116,27 @@ def _tell(record: Record) -> None:
     )
 
 
+def _peers(names: str) -> list[str]:
+    peers = [name for name in names.split(",") if name != "none"]
+    if unknown := set(peers) - set(PEERS):
+        raise argparse.ArgumentTypeError(f"{unknown} unknown; there are {', '.join(PEERS)}, none")
+    return peers
+
+
+def _workloads(names: str) -> tuple[str, ...]:
+    try:
+        return expand(names)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks.compare", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--peer", type=lambda names: names.split(","), default=["none"])
+    parser.add_argument("--peer", type=_peers, default=[], help=f"{', '.join(PEERS)} or none")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=1, help="runs of a workload in a round")
-    parser.add_argument("--workloads", default="W1,W2,W3,W4,W5", help="by commas; or sweep")
+    parser.add_argument("--workloads", type=_workloads, default=EVERY, help="and C<n>, sweep")
     parser.add_argument("--config", type=Path, default=Path("ray-config.yaml"), help="of Shoal")
     parser.add_argument("--peers", type=Path, help="folder of the peers' environments")
     parser.add_argument("--json", type=Path, help="keep every run here")

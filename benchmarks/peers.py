@@ -18,8 +18,9 @@ from pathlib import Path
 from actors.models import default_cache, ensure_model
 from benchmarks.client import Endpoint
 from benchmarks.gguf_files import gguf_of
-from benchmarks.servers import ROOT, Launch, Subject, free_port, piped, serving
+from benchmarks.servers import ROOT, Launch, Subject, piped, serving
 from scripts.keys import ensure_secret
+from scripts.launch import free_port
 from scripts.serve_config import ServeConfig, read_serve_config
 
 SEATS = 128
@@ -63,18 +64,22 @@ def shoal(setting: Setting) -> Iterator[Subject]:
     """Shoal as `make serve` starts it."""
     port = free_port()
     command = (sys.executable, "-m", "scripts.serve", "--config", str(setting.config_path))
-    model = setting.config.shoal.models[0].name
-    endpoint = Endpoint(f"http://127.0.0.1:{port}{setting.config.route}", model, _key(setting))
     with serving(
         Launch(
             command=(*command, "--port", str(port)),
-            endpoint=endpoint,
+            endpoint=endpoint_of(setting, port),
             ready="/ready",
             environment={"PYTHONPATH": str(ROOT)},
             engine_title="ray::KVShard",
         )
     ) as server:
         yield server
+
+
+def endpoint_of(setting: Setting, port: int) -> Endpoint:
+    """Shoal, as started here on `port`."""
+    model = setting.config.shoal.models[0].name
+    return Endpoint(f"http://127.0.0.1:{port}{setting.config.route}", model, _key(setting))
 
 
 @contextmanager

@@ -31,6 +31,9 @@ from cluster.config import ModelConfig
 from cluster.messages import Assignment, Lease, Reason, Request, Sampling, ShardRef, Stopping
 from scripts.serve_config import read_serve_config
 
+MANY = 1_000_000
+"""Output tokens wanted by sequences that shall not end."""
+
 CPU = torch.device("cpu")
 SHARD = ShardRef(shard="profiled", model="profiled", actor="profiled", incarnation="0")
 
@@ -71,13 +74,21 @@ class Bench:
 
     def decode(self, batch: int, context: int) -> Case:
         """Steps of `batch` sequences, one token each, that begin with `context` tokens behind."""
-        names = [self._admit(context, 4 * self._steps) for _ in range(batch)]
-        while len(self._engine.step()) < batch:
-            pass
+        names = [self._admit(context, MANY) for _ in range(batch)]
+        self._fill(batch, context)
         case = self._measure(f"decode {batch} x {context}", batch, batch, batch * context, int)
         for name in names:
             self._engine.cancel(name)
         return case
+
+    def _fill(self, batch: int, context: int) -> None:
+        """Step until all decode at once."""
+        for _ in range(batch * context):
+            if len(self._engine.step()) == batch:
+                return
+        raise SystemExit(
+            f"{batch} sequences of {context} tokens do not fit at once: see the config"
+        )
 
     def prefill(self, tokens: int) -> Case:
         """Steps of one prompt of `tokens` tokens, each a prompt never seen before."""

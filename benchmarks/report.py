@@ -20,7 +20,7 @@ def _usage(name: str, scale: float = 1.0) -> Measure:
     return lambda record: scale * getattr(record.usage, name) if record.usage else None
 
 
-MEASURES: dict[str, Measure] = {
+COMPARED: dict[str, Measure] = {
     "output tok/s": _figure("output_tok_s"),
     "requests/s": _figure("request_s"),
     "TTFT mean ms": _figure("ttft_mean"),
@@ -31,6 +31,10 @@ MEASURES: dict[str, Measure] = {
     "ITL p99 ms": _figure("itl_p99"),
     "peak RSS GiB": _usage("peak_rss_gib"),
     "peak PSS GiB": _usage("peak_pss_gib"),
+}
+"""Of these a ratio says something."""
+
+EXPLAINING: dict[str, Measure] = {
     "engine CPU s": _usage("engine_cpu_s"),
     "framework CPU s": _usage("framework_cpu_s"),
     "framework share %": _usage("framework_share", 100),
@@ -41,8 +45,7 @@ MEASURES: dict[str, Measure] = {
     "short": _figure("short"),
 }
 
-RATIOS = 10
-"""Of the first so many measures a ratio says something; the others explain."""
+MEASURES = COMPARED | EXPLAINING
 
 
 def tables(records: Sequence[Record]) -> str:
@@ -69,8 +72,7 @@ def _row(
 ) -> list[str]:
     measure = MEASURES[name]
     values = ([measure(record) for record in ran if record.server == one] for one in servers)
-    has_ratio = name in list(MEASURES)[:RATIOS]
-    ratios = (list(_ratios(ran, peer, measure)) if has_ratio else [] for peer in peers)
+    ratios = (_ratios(ran, peer, measure) if name in COMPARED else () for peer in peers)
     return [name, *map(spread, values), *map(spread, ratios)]
 
 

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -31,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class ServerFailed(Exception):
-    """It did not start; the message says what it last printed."""
+    """It did not start, or ended by itself; the message says what it last printed."""
 
 
 class Subject(Protocol):
@@ -96,17 +95,13 @@ class PipedServer:
         order = {"concurrency": workload.concurrency, "prompts": prompts}
         self.child.stdin.write(json.dumps(order) + "\n")
         self.child.stdin.flush()
-        return self.child.stdout.readline()
+        if not (answer := self.child.stdout.readline()):
+            raise ServerFailed("it ended in the middle of a workload; what it said is above")
+        return answer
 
 
 def _timeline(arrivals: list[float], **rest: Any) -> Timeline:
     return Timeline(arrivals=tuple(arrivals), **rest)
-
-
-def free_port() -> int:
-    """A port nobody holds at this moment."""
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        return int(held.getsockname()[1])
 
 
 @contextmanager

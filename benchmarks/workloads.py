@@ -8,6 +8,7 @@ own seed: no prefix of it was seen before, so a prefix cache starts cold in ever
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ SPACE = "\u0120"
 """How byte-level vocabularies write the space before a word."""
 
 WORD_LENGTHS = range(3, 10)
+NAME = re.compile(r"W[1-5]|C[1-9]\d*")
 SWEEP = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -64,10 +66,7 @@ def words_of(folder: Path) -> Words:
 
 
 def make_workload(name: str, run: int, words: Words) -> Workload:
-    """Run `run` of workload `name`: W1 to W5, or C<n> for `n` clients at once.
-
-    Raises ValueError for another name.
-    """
+    """Run `run` of workload `name`: W1 to W5, or C<n> for `n` clients at once."""
     rng = random.Random(f"{name} {run}")
 
     def draw(count: int) -> tuple[int, ...]:
@@ -79,9 +78,16 @@ def make_workload(name: str, run: int, words: Words) -> Workload:
 
 
 def expand(names: str) -> tuple[str, ...]:
-    """The workloads that a comma-separated list means; `sweep` is C1 to C128."""
+    """The workloads that a comma-separated list means; `sweep` is C1 to C128.
+
+    Raises ValueError for a name that is none.
+    """
     sweep = ",".join(f"C{clients}" for clients in SWEEP)
-    return tuple(names.replace("sweep", sweep).split(","))
+    expanded = tuple(names.replace("sweep", sweep).split(","))
+    for name in expanded:
+        if not NAME.fullmatch(name):
+            raise ValueError(f"workloads are W1 to W5, C<clients> and sweep; got {name!r}")
+    return expanded
 
 
 Asked = Sequence[tuple[tuple[int, ...], int]]
@@ -89,22 +95,20 @@ Asked = Sequence[tuple[tuple[int, ...], int]]
 
 def _recipe(name: str, rng: random.Random, draw: Draw) -> tuple[int, Asked]:
     """Clients at once, and the prompts with how many tokens each asks for."""
-    match name[:1], name[1:]:
-        case "W", "1":  # chat
+    match name:
+        case "W1":  # chat
             return 16, [(draw(rng.randint(32, 256)), 64) for _ in range(64)]
-        case "W", "2":  # one system prompt before every question
+        case "W2":  # one system prompt before every question
             shared = draw(512)
             return 16, [(shared + draw(32), 32) for _ in range(64)]
-        case "W", "3":  # one reader
+        case "W3":  # one reader
             return 1, [(draw(128), 128) for _ in range(5)]
-        case "W", "4":  # documents
+        case "W4":  # documents
             return 8, [(draw(1500), 32) for _ in range(8)]
-        case "W", "5":  # a burst
+        case "W5":  # a burst
             return 128, [(draw(64), 32) for _ in range(128)]
-        case "C", clients if clients.isdecimal() and int(clients):
-            count = max(4, 2 * int(clients))
-            return int(clients), [(draw(rng.randint(32, 256)), 64) for _ in range(count)]
-    raise ValueError(f"workloads are W1 to W5, C<clients> and sweep; got {name!r}")
+    clients = int(name.removeprefix("C"))
+    return clients, [(draw(rng.randint(32, 256)), 64) for _ in range(max(4, 2 * clients))]
 
 
 def _is_word(piece: str) -> bool:

@@ -8,8 +8,9 @@ import psutil
 import pytest
 
 from benchmarks.client import Endpoint
-from benchmarks.servers import Launch, ServerFailed, free_port, piped, serving
+from benchmarks.servers import Launch, ServerFailed, piped, serving
 from benchmarks.workloads import Prompt, Workload
+from scripts.launch import free_port
 
 # Answers every GET with 200, beside a child that never ends by itself.
 SERVER = """
