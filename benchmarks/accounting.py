@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,7 @@ class Usage:
     """What a run took. `others` is the rest of the machine: what it does, the figures suffer.
 
     Peaks are of the sum over the tree: RSS counts a shared page once a process, PSS once in all.
+    `cpu_s_by_name` says it again by process, those of one short name together, most first.
     """
 
     engine_cpu_s: float
@@ -60,6 +62,7 @@ class Usage:
     steal_s: float
     peak_rss_gib: float
     peak_pss_gib: float
+    cpu_s_by_name: Mapping[str, float]
 
     @property
     def framework_share(self) -> float:
@@ -88,6 +91,16 @@ def engine_pids(tree: Iterable[Process], engine_title: str) -> set[int]:
     return engine
 
 
+def short_name(title: str) -> str:
+    """The actor, the program, or what a Python runs; without paths, arguments and methods."""
+    words = title.split() or ["?"]
+    if words[0].startswith("ray::"):
+        return words[0].partition(".")[0]
+    names = [word.rpartition("/")[2] for word in words if not word.startswith("-")]
+    is_python = names[0].startswith("python") and len(names) > 1
+    return names[1] if is_python else names[0]
+
+
 def read_machine(proc: Path = PROC) -> Machine:
     fields = (proc / "stat").read_text().split("\n", 1)[0].split()[1:9]
     user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, fields)
@@ -108,6 +121,7 @@ class Meter:
         self._machine = machine
         self._first: dict[tuple[int, int], float] = {}
         self._last: dict[tuple[int, int], float] = {}
+        self._names: dict[tuple[int, int], str] = {}
         self._of_engine: set[tuple[int, int]] = set()
         self._peak_rss = self._peak_pss = 0
         for process in tree:
@@ -119,6 +133,7 @@ class Meter:
         for process in tree:
             identity = process.pid, process.started
             self._last[identity] = process.cpu_s
+            self._names[identity] = short_name(process.title)
             if process.pid in engine:
                 self._of_engine.add(identity)
         self._machine = machine
@@ -130,6 +145,9 @@ class Meter:
         spent = {one: cpu - self._first.get(one, 0.0) for one, cpu in self._last.items()}
         engine = sum(cpu for one, cpu in spent.items() if one in self._of_engine)
         framework = sum(spent.values()) - engine
+        by_name: dict[str, float] = defaultdict(float)
+        for one, cpu in spent.items():
+            by_name[self._names[one]] += cpu
         busy = self._machine.busy_s - self._began.busy_s
         return Usage(
             engine_cpu_s=engine,
@@ -139,6 +157,7 @@ class Meter:
             steal_s=self._machine.steal_s - self._began.steal_s,
             peak_rss_gib=self._peak_rss / GIB,
             peak_pss_gib=self._peak_pss / GIB,
+            cpu_s_by_name=dict(sorted(by_name.items(), key=lambda item: -item[1])),
         )
 
 

@@ -45,6 +45,9 @@ EXPLAINING: dict[str, Measure] = {
     "short": _figure("short"),
 }
 
+PROCESSES = 8
+"""So many are named, the busiest first."""
+
 MEASURES = COMPARED | EXPLAINING
 
 
@@ -64,7 +67,17 @@ def _table(workload: str, records: Sequence[Record]) -> str:
     peers = [server for server in servers if server != OURS] if OURS in servers else []
     head = [workload, *servers, *(f"{OURS} / {peer}" for peer in peers)]
     rows = [_row(name, ran, servers, peers) for name in MEASURES]
-    return "\n".join(_line(cells) for cells in (head, ["---"] * len(head), *rows))
+    lines = [_line(cells) for cells in (head, ["---"] * len(head), *rows)]
+    return "\n".join([*lines, *(_by_process(server, ran) for server in servers)])
+
+
+def _by_process(server: str, ran: Sequence[Record]) -> str:
+    """One line: the CPU seconds of a run by process, the largest medians first."""
+    usages = [one.usage for one in ran if one.server == server and one.usage]
+    names = {name for usage in usages for name in usage.cpu_s_by_name}
+    taken = {name: median(u.cpu_s_by_name.get(name, 0.0) for u in usages) for name in names}
+    top = sorted(taken.items(), key=lambda item: -item[1])[:PROCESSES]
+    return f"\n{server}, CPU s: {', '.join(f'{name} {number(cpu)}' for name, cpu in top) or '-'}"
 
 
 def _row(

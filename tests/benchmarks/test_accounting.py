@@ -19,6 +19,7 @@ from benchmarks.accounting import (
     read_machine,
     read_pss,
     read_tree,
+    short_name,
 )
 
 ENGINE = "ray::KVShard"
@@ -85,6 +86,32 @@ def test_cpu_is_split_between_the_engine_and_the_rest() -> None:
     assert (usage.engine_cpu_s, usage.framework_cpu_s) == (9, 3)
     assert usage.framework_share == pytest.approx(0.25)
     assert (usage.others_cpu_s, usage.steal_s) == (20 - 9 - 3 - 1, 1)
+
+
+def test_cpu_is_told_by_process_too_and_those_of_one_name_are_one() -> None:
+    meter = Meter(ENGINE, [], Machine(0, 0))
+    tree = [
+        process(1, 0, 1, "/usr/bin/haproxy -f x"),
+        process(2, 1, 2, "haproxy"),
+        process(3, 1, 9),
+    ]
+    meter.enter(tree, Machine(0, 0))
+    assert meter.usage(0).cpu_s_by_name == {"server": 9, "haproxy": 3}
+
+
+@pytest.mark.parametrize(
+    ("title", "name"),
+    [
+        ("ray::KVShard.run now", "ray::KVShard"),
+        ("/opt/ray/raylet --port 1", "raylet"),
+        ("/venv/bin/python3.11 -u /opt/dashboard/agent.py --x", "agent.py"),
+        ("python -m scripts.serve --config c", "scripts.serve"),
+        ("python", "python"),
+        ("", "?"),
+    ],
+)
+def test_a_short_name_says_what_runs(title: str, name: str) -> None:
+    assert short_name(title) == name
 
 
 def test_a_process_born_during_the_run_counts_from_its_birth() -> None:

@@ -13,7 +13,7 @@ from benchmarks.records import Record, load, save
 from benchmarks.report import number, spread, tables
 
 FIGURES = summarize([Timeline(0.0, (1.0, 2.0), 2, 2)], wall_s=2.0)
-USAGE = Usage(9.0, 1.0, 0.5, 0.0, 0.0, 4.0, 2.0)
+USAGE = Usage(9.0, 1.0, 0.5, 0.0, 0.0, 4.0, 2.0, {"shard": 9.0, "raylet": 1.0})
 
 
 def record(server: str, run: int, tok_s: float, workload: str = "W1") -> Record:
@@ -58,6 +58,10 @@ def test_each_workload_has_a_table_of_its_own() -> None:
 
 def test_the_framework_share_is_of_the_servers_cpu_time() -> None:
     assert cells(tables([record("shoal", 1, 20)]), "framework share %") == ["10"]
+
+
+def test_the_busiest_processes_are_named_under_the_table() -> None:
+    assert "shoal, CPU s: shard 9, raylet 1" in tables([record("shoal", 1, 20)])
 
 
 def test_what_was_not_measured_is_a_dash() -> None:
