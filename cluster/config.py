@@ -73,6 +73,9 @@ class ModelConfig(Frozen):
         " `package:<distribution>==<version>/<file.gguf>[#sha256=<hex>]`, or a hub id.",
     )
     dtype: Dtype = Field("auto", description="Precision of weights and KV; auto: as saved.")
+    compile: Literal["auto", "off"] = Field(
+        "auto", description="On a CPU with a C++ compiler, compile the model beside serving it."
+    )
     max_model_len: int | None = Field(None, ge=2, description="Context, tokens.")
     shards: int = Field(1, ge=0, le=4096, description="Shards wanted at start.")
     load_timeout_s: float = Field(600.0, gt=0, description="A shard not ready by then is retried.")

@@ -13,7 +13,8 @@ class EngineStats:
     """Pages and sequences now, and totals since the start.
 
     used + cached + free = total: `used_pages` belong to live sequences, `cached_pages` are kept
-    only for their prefix and may be reused at once.
+    only for their prefix and may be reused at once. `compiled`: by a program made
+    for the model, not by its layers one by one.
     """
 
     steps: int
@@ -27,6 +28,7 @@ class EngineStats:
     tokens_computed: int
     tokens_sampled: int
     prefix_hit_tokens: int
+    compiled: bool
 
 
 @dataclass(frozen=True, slots=True)
