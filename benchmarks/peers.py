@@ -20,8 +20,7 @@ from benchmarks.client import Endpoint
 from benchmarks.gguf_files import gguf_of
 from benchmarks.servers import ROOT, Launch, Subject, piped, serving
 from scripts.keys import ensure_secret
-from scripts.launch import free_port
-from scripts.serve_config import ServeConfig, read_serve_config
+from scripts.serve_config import ServeConfig, free_port, read_serve_config
 
 SEATS = 128
 CONTEXT = 4096

@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from cluster.config import GatewayConfig
-from cluster.errors import InvalidRequest, NotReady, ShoalError
+from cluster.errors import NotReady, ShoalError
 from cluster.plain import to_json
 from deployments.bodies import JsonRoute
 from deployments.body_limit import BodyLimit, TooLarge, too_large

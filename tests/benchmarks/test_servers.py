@@ -10,7 +10,7 @@ import pytest
 from benchmarks.client import Endpoint
 from benchmarks.servers import Launch, ServerFailed, piped, serving
 from benchmarks.workloads import Prompt, Workload
-from scripts.launch import free_port
+from scripts.serve_config import free_port
 
 # Answers every GET with 200, beside a child that never ends by itself.
 SERVER = """
