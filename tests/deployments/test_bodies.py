@@ -185,4 +185,4 @@ def test_of_a_hundred_thousand_mistakes_a_few_are_looked_for(
 
 
 def test_the_default_limit_is_one_that_parsing_keeps_short() -> None:
-    assert GatewayConfig().max_body_bytes == 4 * 2**20
+    assert GatewayConfig().max_body_bytes == 2 * 2**20
