@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -34,6 +35,15 @@ def test_the_door_never_imports_torch(folder: Path) -> None:
 async def test_long_text_is_encoded_to_the_same_tokens(text: ModelText) -> None:
     long = "One fish, two fish. " * LONG_TEXT
     assert await text.encode(long) == text.encode_now(long)
+
+
+async def test_the_event_loop_goes_on_while_a_long_text_is_encoded(text: ModelText) -> None:
+    encoding = asyncio.create_task(text.encode("One fish, two fish. " * 20_000))
+    turns = 0
+    while not encoding.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns > 50, "by a call that keeps Python's lock it were the few before it began"
 
 
 @given(st.text())
