@@ -257,7 +257,7 @@ class GatewayConfig(Frozen):
     replicas: int = Field(1, ge=1)
     max_ongoing_requests: int = Field(4096, ge=1)
     max_body_bytes: int = Field(
-        4 * 2**20, ge=1024, description="Parsing so much holds the door for 0.2 s at worst."
+        2 * 2**20, ge=1024, description="Parsing so much holds the door for 0.2 s at worst."
     )
     body_timeout_s: float = Field(30.0, gt=0, description="A body not whole by then is refused.")
     cors_origins: tuple[str, ...] = Field(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 from collections.abc import Callable, Coroutine, Iterator
@@ -16,11 +17,14 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from cluster.errors import InvalidRequest
-from deployments.aside import aside
+from deployments.aside import Aside
 from deployments.parameters import Wire
 
 LARGE_BODY = 64 * 1024
 """Bytes from which a body leaves the event loop for a thread; the worst of them take 10 ms."""
+
+_parsing = Aside("parsing", threads=1)
+"""One at a time, as parsing lets no other thread run: between two bodies the loop has its turn."""
 
 CHARSETS = {None, "utf-8", "utf8", "us-ascii"}
 
@@ -65,24 +69,32 @@ async def read_json(request: Request, kind: type[Wire]) -> Wire:
         raise InvalidRequest("the body is missing")
     if len(raw) < LARGE_BODY:
         return parse(raw, kind)
-    return await aside(parse, raw, kind)
+    return await _parsing.run(parse, raw, kind)
 
 
 def parse(raw: bytes, kind: type[Wire]) -> Wire:
     """Raises InvalidRequest that says where the JSON ends to be some, or which field is wrong."""
+    with _no_collections():
+        try:
+            return kind.model_validate(_load(raw))
+        except InvalidRequest as error:
+            # A copy without its traceback, which would keep the body until the event loop frees it.
+            refusal = copy.copy(error)
+    raise refusal
+
+
+def _load(raw: bytes) -> Any:
     try:
-        with _no_collections():
-            body = json.loads(raw.decode("utf-8-sig"))
+        return json.loads(raw.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise InvalidRequest(f"the body is not UTF-8, at byte {error.start}") from None
+        reason = f"the body is not UTF-8, at byte {error.start}"
     except json.JSONDecodeError as error:
         reason = f"the body is not valid JSON: {error.msg} at {error.pos}"
-        raise InvalidRequest(reason) from None
     except RecursionError:
-        raise InvalidRequest("the body is not valid JSON here: it is nested too deeply") from None
+        reason = "the body is not valid JSON here: it is nested too deeply"
     except ValueError:
-        raise InvalidRequest("the body is not valid JSON here: a number is too long") from None
-    return kind.model_validate(body)
+        reason = "the body is not valid JSON here: a number is too long"
+    raise InvalidRequest(reason)
 
 
 def _require_plain_json(request: Request) -> None:

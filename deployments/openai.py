@@ -15,6 +15,8 @@ from cluster.errors import InvalidRequest, UnsupportedField
 from deployments.parameters import COMPLETION_TOKENS, Parameters, Text, TokenId, Wire, one_or_list
 
 NO_EFFECT = "Accepted, without effect."
+MAX_PARTS = 4096
+"""Messages of a chat, and parts of a message."""
 
 
 class TextPart(Wire):
@@ -30,7 +32,7 @@ class ChatMessage(Wire):
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
         Annotated[Text, Tag("<one>")]
-        | Annotated[list[TextPart], Field(fail_fast=True), Tag("<list>")],
+        | Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True), Tag("<list>")],
         Discriminator(
             one_or_list,
             custom_error_type="text_or_parts",
@@ -82,7 +84,7 @@ class ApiRequest(Parameters):
 class ChatRequest(ApiRequest):
     """The body of POST /v1/chat/completions."""
 
-    messages: list[ChatMessage] = Field(min_length=1, fail_fast=True)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)
     max_completion_tokens: int | None = Field(None, ge=1, description="As `max_tokens`.")
     logprobs: bool = Field(False, description="Report each token's log probability.")
     top_logprobs: int | None = Field(None, ge=0, description="Alternatives to report with it.")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
 from typing import Any
 
-from tokenizers import pre_tokenizers
+from deployments.alphabet import byte_alphabet
 
 COMPOSED = 4
 """Code points that Unicode's composition makes one of at most: the longest canonical decomposition
@@ -16,25 +17,42 @@ COMPOSING = {"NFC", "NFKC"}
 KEEPING_NORMALIZERS = {*COMPOSING, "NFD", "NFKD", "Lowercase", "Prepend", "Replace", "Sequence"}
 KEEPING_SPLITTERS = {"ByteLevel", "Digits", "Metaspace", "Punctuation", "Split", "Sequence"}
 
+ASCII = set(range(0x80))
+CONTINUING = set(range(0x80, 0xC0))
+"""In UTF-8, the bytes after the first of a character."""
 
-def longest_reach(backend: Any) -> int | None:
-    """Characters that one token of `backend`, a `tokenizers.Tokenizer`, stands for at most.
 
-    So n characters are at least n / reach tokens. None where nothing certain is known: where a
-    step may drop text, or one token may stand for any number of unknown characters.
-    """
-    normalizers = list(_steps(backend.normalizer, "normalizers"))
-    splitters = list(_steps(backend.pre_tokenizer, "pretokenizers"))
-    vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=True)
-    keeps_text = (
-        all(map(_normalizer_keeps, normalizers))
-        and all(map(_splitter_keeps, splitters))
-        and not any(added.lstrip or added.rstrip for added in _added(backend))
-    )
-    if not keeps_text or not _knows_every_byte(backend, splitters, vocabulary):
-        return None
-    composed = COMPOSED if any(step["type"] in COMPOSING for step in normalizers) else 1
-    return composed * max(map(len, vocabulary))
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """One token stands for `characters` at most; those in `lost` have none and vanish."""
+
+    characters: int
+    lost: frozenset[str]
+
+    @classmethod
+    def of(cls, backend: Any) -> Reach | None:
+        """That of a `tokenizers.Tokenizer`, or None where nothing certain is known.
+
+        A step may drop text, or one token stand for any number of unknown characters.
+        """
+        normalizers = list(_steps(backend.normalizer, "normalizers"))
+        splitters = list(_steps(backend.pre_tokenizer, "pretokenizers"))
+        vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=True)
+        lost = _lost(backend, splitters, vocabulary.keys())
+        keeps_text = (
+            all(map(_normalizer_keeps, normalizers))
+            and all(map(_splitter_keeps, splitters))
+            and not any(added.lstrip or added.rstrip for added in _added(backend))
+        )
+        if lost is None or not keeps_text:
+            return None
+        composed = COMPOSED if any(step["type"] in COMPOSING for step in normalizers) else 1
+        return cls(composed * max(map(len, vocabulary)), lost)
+
+    def fewest_tokens(self, text: str) -> int:
+        """No fewer tokens can spell `text`; found in a fraction of the time of encoding it."""
+        kept = len(text) - sum(map(text.count, self.lost))
+        return -(-kept // self.characters)
 
 
 def _steps(stage: Any, inner: str) -> Iterator[dict[str, Any]]:
@@ -63,13 +81,15 @@ def _splitter_keeps(step: dict[str, Any]) -> bool:
     return step["type"] in KEEPING_SPLITTERS and step.get("behavior") != "Removed"
 
 
-def _knows_every_byte(
-    backend: Any, splitters: list[dict[str, Any]], vocabulary: dict[str, int]
-) -> bool:
-    """Whether no character is unknown, as its bytes have tokens."""
+def _lost(
+    backend: Any, splitters: list[dict[str, Any]], vocabulary: Set[str]
+) -> frozenset[str] | None:
+    """Characters of whose bytes none has a token; None where others could vanish too."""
     if type(backend.model).__name__ != "BPE":
-        return False
+        return None
     if any(step["type"] == "ByteLevel" for step in splitters):
-        return vocabulary.keys() >= set(pre_tokenizers.ByteLevel.alphabet())
+        missing = {byte[0] for spelt, byte in byte_alphabet().items() if spelt not in vocabulary}
+        # Any character beyond ASCII has a byte of these, and if only that is left of it.
+        return None if missing & CONTINUING else frozenset(map(chr, missing & ASCII))
     spelled = {f"<0x{byte:02X}>" for byte in range(256)}
-    return bool(backend.model.byte_fallback) and vocabulary.keys() >= spelled
+    return frozenset() if backend.model.byte_fallback and vocabulary >= spelled else None

@@ -69,10 +69,10 @@ class ServedModel:
 
     def _require_room(self, text: str, field: str) -> None:
         """Refuse text that cannot fit, without the seconds that encoding it would take."""
-        reach = self.text.reach
-        if reach is not None and len(text) > self.context * reach:
+        least = self.text.reach.fewest_tokens(text) if self.text.reach else 0
+        if least > self.context:
             raise ContextTooLong(
-                f"`{field}` has {len(text)} characters; the context of {self.name} is"
-                f" {self.context} tokens, which hold at most {self.context * reach} characters",
+                f"`{field}` has {len(text)} characters, which are {least} tokens or more;"
+                f" the context of {self.name} is {self.context} tokens",
                 field,
             )

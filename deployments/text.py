@@ -18,14 +18,17 @@ import jinja2
 from transformers import PreTrainedTokenizerFast
 
 from cluster.errors import InvalidRequest, UnsupportedModel
-from deployments.aside import aside
-from deployments.reach import longest_reach
+from deployments.alphabet import byte_alphabet
+from deployments.aside import Aside
+from deployments.reach import Reach
 
 LONG_TEXT = 4096
 """Characters from which encoding (up to 1 us each) leaves the event loop for a thread."""
 
 MESSAGE = 64
 """What a turn costs its template, in characters that would take as long to encode."""
+
+_encoding = Aside("encoding", threads=2)
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 SPACE_MARK = "\u2581"
@@ -37,7 +40,7 @@ class ModelText:
 
     `vocab_size` is the model's own, which may exceed the tokenizer's; `eos_ids` end its answers;
     `context` is the longest sequence its position embeddings know, where the model says so;
-    `reach` is how many characters a token stands for at most, where that is certain.
+    `reach` is how much text a token stands for at most, where that is certain.
     """
 
     def __init__(
@@ -55,9 +58,9 @@ class ModelText:
         self._backend.no_truncation()
         self._backend.no_padding()
         self._added = self._backend.get_added_tokens_decoder()
-        self._alphabet = _byte_alphabet() if _is_byte_level(self._backend.decoder) else None
+        self._alphabet = byte_alphabet() if _is_byte_level(self._backend.decoder) else None
         self._bytes: dict[int, bytes] = {}
-        self.reach = longest_reach(self._backend)
+        self.reach = Reach.of(self._backend)
 
     @classmethod
     def load(cls, folder: Path) -> ModelText:
@@ -78,7 +81,7 @@ class ModelText:
         """Token ids of `text`; `special`: with those that the tokenizer puts around a prompt."""
         if len(text) < LONG_TEXT:
             return self.encode_now(text, special=special)
-        return await aside(self.encode_now, text, special=special)
+        return await _encoding.run(self.encode_now, text, special=special)
 
     async def render(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The conversation as the model's chat template writes it down, up to the next answer.
@@ -87,7 +90,7 @@ class ModelText:
         """
         if sum(len(message["content"]) + MESSAGE for message in messages) < LONG_TEXT:
             return self.render_now(messages)
-        return await aside(self.render_now, messages)
+        return await _encoding.run(self.render_now, messages)
 
     def render_now(self, messages: Sequence[Mapping[str, str]]) -> str:
         """As `render`, by the calling thread."""
@@ -195,11 +198,3 @@ def _is_byte_level(decoder: Any) -> bool:
 def _kinds(decoder: dict[str, Any]) -> list[str]:
     inner = [kind for part in decoder.get("decoders", ()) for kind in _kinds(part)]
     return [decoder["type"], *inner]
-
-
-def _byte_alphabet() -> dict[str, bytes]:
-    """GPT-2's printable character for each byte: itself where printable, else 256 and upwards."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    spelled = {chr(byte): bytes([byte]) for byte in printable}
-    return spelled | {chr(256 + place): bytes([byte]) for place, byte in enumerate(others)}

@@ -18,8 +18,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from cluster.config import GatewayConfig
 from cluster.errors import InvalidRequest
-from deployments import aside, bodies
-from deployments.bodies import parse
+from deployments import bodies
+from deployments.aside import Aside
 from deployments.body_limit import BodyLimit
 from deployments.openai import ChatRequest, CompletionRequest
 from deployments.parameters import Wire
@@ -122,7 +122,7 @@ class Noting(Wire):
 
 
 @pytest.mark.parametrize(
-    ("size", "thread"), [(2, threading.main_thread().name), (bodies.LARGE_BODY, "aside")]
+    ("size", "thread"), [(2, threading.main_thread().name), (bodies.LARGE_BODY, "parsing")]
 )
 async def test_a_large_body_is_checked_beside_the_event_loop(size: int, thread: str) -> None:
     async def receive() -> Message:
@@ -142,12 +142,20 @@ async def test_no_more_than_a_few_work_beside_the_loop_at_once() -> None:
         begun.release()
         going.wait()
 
-    tasks = [asyncio.create_task(aside.aside(work)) for _ in range(3 * aside.THREADS)]
-    for _ in range(aside.THREADS):
+    aside = Aside("test", threads=2)
+    tasks = [asyncio.create_task(aside.run(work)) for _ in range(6)]
+    for _ in range(2):
         await asyncio.to_thread(begun.acquire)
     assert not begun.acquire(blocking=False)
     going.set()
     await asyncio.gather(*tasks)
+
+
+def test_a_refusal_does_not_keep_the_body_that_it_refuses() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        bodies.parse(b'{"prompt": [5, "a"], "model": "m"}', CompletionRequest)
+    assert refused.value.param == "prompt[1]"
+    assert refused.value.__context__ is None
 
 
 MANY = 100_000
@@ -170,11 +178,11 @@ def test_of_a_hundred_thousand_mistakes_a_few_are_looked_for(
     kind: type[ChatRequest | CompletionRequest], fields: dict[str, Any]
 ) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        parse(json.dumps({"model": MODEL, **fields}).encode(), kind)
+        kind.model_validate({"model": MODEL, **fields})
     found = refused.value.__context__
     assert isinstance(found, ValidationError)
     assert found.error_count() < 10
 
 
 def test_the_default_limit_is_one_that_parsing_keeps_short() -> None:
-    assert GatewayConfig().max_body_bytes == 4 * 2**20
+    assert GatewayConfig().max_body_bytes == 2 * 2**20

@@ -12,12 +12,13 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from cluster.errors import ContextTooLong
-from deployments.reach import COMPOSED, longest_reach
+from deployments.alphabet import byte_alphabet
+from deployments.reach import COMPOSED, Reach
 from deployments.served import ServedModel
 from deployments.text import ModelText
 
 BYTES = {f"<0x{byte:02X}>": byte for byte in range(256)}
-ALPHABET = {char: place for place, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+ALPHABET = {char: byte[0] for char, byte in byte_alphabet().items()}
 
 
 def byte_level(*, alphabet: dict[str, int] = ALPHABET) -> Tokenizer:
@@ -43,28 +44,41 @@ def sentences(*, fallback: bool = True, bytes_known: dict[str, int] = BYTES) -> 
     return tokenizer
 
 
+def forgetful() -> Tokenizer:
+    """Has no tokens for a control character and for what begins rare ones, as some models."""
+    known = {char: byte for char, byte in ALPHABET.items() if byte not in (0x04, 0xF1)}
+    return byte_level(alphabet=known)
+
+
 def composing() -> Tokenizer:
     tokenizer = byte_level()
     tokenizer.normalizer = normalizers.NFC()
     return tokenizer
 
 
-@pytest.mark.parametrize("make", [byte_level, sentences, composing])
-@given(words=st.text() | st.text("\u03b1\u0313\u0300\u0345 fish"))
+@pytest.mark.parametrize("make", [byte_level, sentences, composing, forgetful])
+@given(words=st.text() | st.text("\u03b1\u0313\u0300\u0345 \x04\U00040000fish"))
 def test_no_text_has_fewer_tokens_than_its_reach_allows(
     make: Callable[[], Tokenizer], words: str
 ) -> None:
     tokenizer = make()
-    reach = longest_reach(tokenizer)
+    reach = Reach.of(tokenizer)
     assert reach is not None
-    assert len(words) <= reach * len(tokenizer.encode(words, add_special_tokens=False).ids)
+    encoded = tokenizer.encode(words, add_special_tokens=False).ids
+    assert reach.fewest_tokens(words) <= len(encoded)
 
 
 def test_composition_makes_one_of_as_many_as_it_is_said_to() -> None:
     spelled = "\u03b1\u0313\u0300\u0345"
     assert len(spelled) == COMPOSED
     assert normalizers.NFC().normalize_str(spelled) == "\u1f82"
-    assert longest_reach(composing()) == COMPOSED * len("fish")
+    assert Reach.of(composing()) == Reach(COMPOSED * len("fish"), frozenset())
+
+
+def test_characters_that_vanish_are_not_counted() -> None:
+    reach = Reach.of(forgetful())
+    assert reach == Reach(len("fish"), frozenset("\x04"))
+    assert reach.fewest_tokens("\x04" * 100 + "fish" * 3) == 3
 
 
 def with_normalizer(normalizer: normalizers.Normalizer) -> Tokenizer:
@@ -94,7 +108,7 @@ UNBOUNDED = [
     with_splitter(pre_tokenizers.WhitespaceSplit()),
     with_splitter(pre_tokenizers.Split(" ", "removed")),
     with_swallowing_token(),
-    byte_level(alphabet={char: place for char, place in ALPHABET.items() if char != "a"}),
+    byte_level(alphabet={char: byte for char, byte in ALPHABET.items() if byte != 0x80}),
     sentences(fallback=False),
     sentences(bytes_known={name: place for name, place in BYTES.items() if place != 7}),
     Tokenizer(models.WordLevel({"fish": 0, "<unk>": 1}, unk_token="<unk>")),
@@ -104,12 +118,13 @@ UNBOUNDED = [
 
 @pytest.mark.parametrize("tokenizer", UNBOUNDED)
 def test_where_text_may_vanish_nothing_is_promised(tokenizer: Tokenizer) -> None:
-    assert longest_reach(tokenizer) is None
+    assert Reach.of(tokenizer) is None
 
 
 def test_steps_that_keep_all_text_are_known(text: ModelText) -> None:
-    assert longest_reach(with_splitter(pre_tokenizers.Digits(individual_digits=True))) == 4
-    assert longest_reach(with_splitter(pre_tokenizers.Split(" ", "isolated"))) == 4
+    whole = Reach(len("fish"), frozenset())
+    assert Reach.of(with_splitter(pre_tokenizers.Digits(individual_digits=True))) == whole
+    assert Reach.of(with_splitter(pre_tokenizers.Split(" ", "isolated"))) == whole
     assert text.reach is not None
 
 
@@ -133,8 +148,8 @@ async def test_text_that_cannot_fit_is_refused_before_it_is_encoded(
     unencodable = Unencodable.load(folder)
     assert unencodable.reach is not None
     model = ServedModel("tiny", unencodable, context=8)
-    most = 8 * unencodable.reach
-    with pytest.raises(ContextTooLong, match=rf"`prompt` has {most + 1} char.* 8 tokens.* {most} "):
+    most = 8 * unencodable.reach.characters
+    with pytest.raises(ContextTooLong, match=f"`prompt` has {most + 1} characters, which are 9 to"):
         await model.encode("a" * (most + 1))
     with pytest.raises(AssertionError, match="it was encoded"):
         await model.encode("a" * most)

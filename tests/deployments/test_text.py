@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,6 +37,35 @@ def test_the_door_never_imports_torch(folder: Path) -> None:
 async def test_long_text_is_encoded_to_the_same_tokens(text: ModelText) -> None:
     long = "One fish, two fish. " * LONG_TEXT
     assert await text.encode(long) == text.encode_now(long)
+
+
+@pytest.fixture
+def no_switching() -> Iterator[None]:
+    """Threads change only where one lets go of Python's lock by itself."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(3600)
+    yield
+    sys.setswitchinterval(interval)
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(
+    text: ModelText, no_switching: None
+) -> None:
+    ticks, over = [0], threading.Event()
+
+    def tick() -> None:
+        while not over.is_set():
+            ticks[0] += 1
+            time.sleep(0)
+
+    ticking = threading.Thread(target=tick)
+    ticking.start()
+    before = ticks[0]
+    text.encode_now("One fish, two fish. " * 20_000)
+    during = ticks[0] - before
+    over.set()
+    ticking.join()
+    assert during > 0
 
 
 @given(st.text())
