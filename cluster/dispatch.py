@@ -52,31 +52,42 @@ class Dispatch:
         deadline_at = math.inf if submission.deadline_s is None else now + submission.deadline_s
         due = min(deadline_at, since + (sla.ttft_s or sla.aging_s))
         tokens = submission.prompt_tokens + self._books.tenants.expected_output(submission)
-        return Waiting(submission, since, deadline_at, due, tokens)
+        number = self._books.queues.number(submission)
+        return Waiting(submission, since, deadline_at, due, tokens, number)
 
     def take_in(self, waiting: Waiting, now: float) -> Decision | None:
         """A lease, a refusal where it may not even wait, or None: it waits now."""
-        submission = waiting.submission
-        known = self._books.queues.get(submission.request_id) is not None
-        refusal = None if known else self._over_budget(submission, now)
-        if refusal is not None:
-            return refusal
+        submission, queues = waiting.submission, self._books.queues
+        others_wait = queues.depth(submission.model) > 0
+        if queues.get(submission.request_id) is None:
+            refusal = self._turn_away(waiting, others_wait, now)
+            if refusal is not None:
+                return refusal
         self._books.tenants.reserve(submission, now)
         gathers = self._gathers(submission.model, now)
-        if not self._books.queues.depth(submission.model):
+        if not others_wait:
             lease = None if gathers else self._grant(waiting, now)
             if lease is not None:
                 return lease
+            if queues.is_full(submission.sla):
+                return self._refuse(submission, RefusalKind.QUEUE_FULL, now)
             self.admission.backlogged(submission.model, now)
-        elif not known:
-            kind = self.admission.hopeless(waiting, now)
-            if kind is not None:
-                return self._refuse(submission, kind, now)
-        if not known and self._books.queues.is_full(submission.sla):
-            return self._refuse(submission, RefusalKind.QUEUE_FULL, now)
-        self._books.queues.add(waiting)
+        queues.add(waiting)
         self._note_expiry(waiting)
         return None
+
+    def _turn_away(self, waiting: Waiting, others_wait: bool, now: float) -> Refusal | None:
+        """Why it may not even wait, if so: its budget, no place in the queue, no hope there."""
+        submission = waiting.submission
+        refusal = self._budget_refusal(submission, now)
+        if refusal is not None:
+            self.accounts.refused(submission, refusal.kind, now)
+            return refusal
+        if not others_wait:
+            return None
+        full = self._books.queues.is_full(submission.sla)
+        kind = RefusalKind.QUEUE_FULL if full else self.admission.hopeless(waiting, now)
+        return None if kind is None else self._refuse(submission, kind, now)
 
     def _gathers(self, model: str, now: float) -> bool:
         """Whether this arrival waits for others to come."""
@@ -86,6 +97,11 @@ class Dispatch:
             self._windows[model] = window
         window.arrive(self._books.leases.serving(model).wait_s(), now)
         return window.holds(now)
+
+    def has_turn(self, submission: Submission, now: float) -> bool:
+        """Whether its coming lets anybody be served: itself, or all that gathered until it came."""
+        window = self._windows[submission.model]
+        return window.closes_at == now or self._books.queues.is_head(submission.request_id)
 
     def wake_at(self, now: float) -> float:
         """When something is due by time alone: a deadline, a timeout, the end of a window."""
@@ -122,12 +138,6 @@ class Dispatch:
         self._books.queues.remove(submission.request_id)
         self.accounts.refused(submission, kind, now)
         return self.admission.refusal(submission, kind)
-
-    def _over_budget(self, submission: Submission, now: float) -> Refusal | None:
-        refusal = self._budget_refusal(submission, now)
-        if refusal is not None:
-            self.accounts.refused(submission, refusal.kind, now)
-        return refusal
 
     def _budget_refusal(self, submission: Submission, now: float) -> Refusal | None:
         share = self._classes[submission.sla].burst_share
@@ -214,7 +224,9 @@ class Dispatch:
         ) or (limits.max_pages is not None and holding.pages >= limits.max_pages)
 
     def park(self, tenant: str) -> None:
-        self._books.queues.park(tenant, self._at_limit(tenant))
+        """Let it wait without a turn while it is at a limit."""
+        if self._books.tenants.limits(tenant).holds:
+            self._books.queues.park(tenant, self._at_limit(tenant))
 
     def forecast(self, submission: Submission, now: float) -> Forecast:
         """What would become of it now; changes nothing."""

@@ -102,11 +102,11 @@ class ModelShards:
         """As of the last `refresh`."""
         return self._views[name]
 
-    def among(self, names: Iterable[str]) -> Iterable[ShardView]:
+    def among(self, names: Iterable[str]) -> list[ShardView]:
         """Those of the shards that serve this model: others may hold the same pages."""
         return [self._views[name] for name in names if name in self._views]
 
-    def least_loaded(self, count: int) -> Iterable[ShardView]:
+    def least_loaded(self, count: int) -> list[ShardView]:
         """Of those that take more, the cheapest for a newcomer without a prefix first."""
         return [self._views[name] for _, _, name in self._by_load[:count]]
 
