@@ -36,7 +36,7 @@ class Accounts:
     def granted(self, waiting: Waiting, placement: Placement, now: float) -> Bill:
         """Charge what it is expected to cost."""
         submission = waiting.submission
-        output = self._tenants.expected_output(submission)
+        output = waiting.tokens - submission.prompt_tokens
         uncached = placement.load.prefill_tokens
         self._queues.charge(submission, uncached + output)
         self._waits[submission.sla].record(now - waiting.since, now)

@@ -51,9 +51,10 @@ class Dispatch:
         sla = self._classes[submission.sla]
         deadline_at = math.inf if submission.deadline_s is None else now + submission.deadline_s
         due = min(deadline_at, since + (sla.ttft_s or sla.aging_s))
+        expires_at = min(deadline_at, since + sla.queue_timeout_s)
         tokens = submission.prompt_tokens + self._books.tenants.expected_output(submission)
         number = self._books.queues.number(submission)
-        return Waiting(submission, since, deadline_at, due, tokens, number)
+        return Waiting(submission, since, deadline_at, due, expires_at, tokens, number)
 
     def take_in(self, waiting: Waiting, now: float) -> Decision | None:
         """A lease, a refusal where it may not even wait, or None: it waits now."""
@@ -91,6 +92,8 @@ class Dispatch:
 
     def _gathers(self, model: str, now: float) -> bool:
         """Whether this arrival waits for others to come."""
+        if not self._config.gather_max_s:
+            return False
         window = self._windows.get(model)
         if window is None:
             window = GatheringWindow(self._config.gather_min_s, self._config.gather_max_s)
@@ -100,8 +103,9 @@ class Dispatch:
 
     def has_turn(self, submission: Submission, now: float) -> bool:
         """Whether its coming lets anybody be served: itself, or all that gathered until it came."""
-        window = self._windows[submission.model]
-        return window.closes_at == now or self._books.queues.is_head(submission.request_id)
+        window = self._windows.get(submission.model)
+        closes = window is not None and window.closes_at == now
+        return closes or self._books.queues.is_head(submission.request_id)
 
     def wake_at(self, now: float) -> float:
         """When something is due by time alone: a deadline, a timeout, the end of a window."""
@@ -122,8 +126,7 @@ class Dispatch:
             waits = self._books.queues.get
             self._expiries = [(at, key) for at, key in self._expiries if waits(key)]
             heapq.heapify(self._expiries)
-        expiry = self.admission.expires_at(waiting), waiting.submission.request_id
-        heapq.heappush(self._expiries, expiry)
+        heapq.heappush(self._expiries, (waiting.expires_at, waiting.submission.request_id))
 
     def objection(self, waiting: Waiting, now: float) -> Refusal | None:
         """Why it can no longer be served, if so; then it does not wait any more."""
@@ -218,7 +221,10 @@ class Dispatch:
         return shards.taken < fill * shards.places and not self._at_limit(submission.tenant)
 
     def _at_limit(self, tenant: str) -> bool:
-        limits, holding = self._books.tenants.limits(tenant), self._books.leases.holding(tenant)
+        limits = self._books.tenants.limits(tenant)
+        if not limits.holds:
+            return False
+        holding = self._books.leases.holding(tenant)
         return (
             limits.max_concurrency is not None and holding.requests >= limits.max_concurrency
         ) or (limits.max_pages is not None and holding.pages >= limits.max_pages)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from cluster.config import PlacementConfig
 from cluster.loads import ModelShards, ShardView
@@ -28,8 +28,7 @@ Option = tuple[float, int, str, int]
 """Cost, last grant, shard, cached tokens: the smallest is chosen."""
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """The shard chosen, what the request will weigh there, and what else was considered."""
 
     shard: ShardBook
@@ -89,7 +88,7 @@ class Placer:
     ) -> list[Option]:
         """Those with room, of the least loaded and of the holders; else any that has room.
 
-        Where one of the least loaded holds all that anybody holds, no holder can be cheaper.
+        Where one of the least loaded holds all that anybody holds, no other holder is worth a look.
         """
         views = model.least_loaded(LEAST_LOADED)
         if match.depth and not any(match.pages_of(view.name) == match.depth for view in views):
@@ -131,7 +130,7 @@ class Placer:
         each, and a turn, which is less prompt leased ahead of it than the window and than what its
         own cached prefix saves, since for that it is worth waiting.
         """
-        cached = cached_tokens(view, submission, pages)
+        cached = cached_tokens(view, submission, pages) if pages else 0
         uncached = submission.prompt_tokens - cached
         if (
             submission.choices > view.places

@@ -123,6 +123,7 @@ class Tenants:
     def __init__(self, config: SchedulingConfig) -> None:
         self._config = config
         self._limits = {tenant.name: tenant for tenant in config.tenants}
+        self._weights = {tenant.name: tenant.weight for tenant in config.tenants}
         self._tenants: dict[str, Tenant] = {}
         self._reserved: dict[str, Reservation] = {}
 
@@ -130,7 +131,7 @@ class Tenants:
         return self._limits.get(tenant, self._config.default_tenant)
 
     def weight_of(self, tenant: str) -> float:
-        return self.limits(tenant).weight
+        return self._weights.get(tenant, self._config.default_tenant.weight)
 
     def expected_output(self, submission: Submission) -> int:
         """Tokens to charge in advance for all its choices."""

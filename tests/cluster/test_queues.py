@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -43,7 +42,7 @@ def waiting(
     tokens: int = 10,
 ) -> Waiting:
     submission = Submission(request_id, "r", model, tenant, sla, 8, 8, 1, ())
-    return Waiting(submission, since, math.inf, due, tokens, next(NUMBERS))
+    return Waiting(submission, since, due=due, tokens=tokens, number=next(NUMBERS))
 
 
 def serve(queues: FairQueues, model: str = "m") -> Submission | None:
@@ -184,14 +183,14 @@ def test_a_class_may_have_a_bound_of_its_own() -> None:
 def test_adding_again_keeps_the_turn_and_takes_the_new_figures(queues: FairQueues) -> None:
     for request_id in ("a", "b", "a"):
         asked = waiting(request_id, since=5.0)
-        queues.add(replace(asked, number=queues.number(asked.submission)))
+        queues.add(asked._replace(number=queues.number(asked.submission)))
     assert len(queues) == 2
     assert served(queues) == ["a", "b"]
 
 
 def test_asking_again_for_another_class_gets_a_new_place_in_line(queues: FairQueues) -> None:
     chat, batch = waiting("a", "P0"), waiting("a", "P1")
-    queues.add(replace(chat, number=queues.number(chat.submission)))
+    queues.add(chat._replace(number=queues.number(chat.submission)))
     assert queues.number(batch.submission) == queues.number(chat.submission) + 1
 
 
