@@ -14,11 +14,11 @@ import argparse
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from cluster.config import PlacementConfig, SchedulingConfig
-from cluster.events import Event, Reported, Submitted, Tell
+from cluster.events import Instruction, Reported, Submitted, Tell
 from cluster.messages import Lease, PageHash, ShardCapacity, ShardRef, ShardReport, Submission
 from cluster.scheduling import SchedulerBrain
 
@@ -63,10 +63,10 @@ class Shards:
             )
             brain.handle(Reported(report), 0.0)
 
-    def follow(self, brain: SchedulerBrain, event: Event, now: float) -> int:
-        """Let it happen, take the leases that it gave, and count them."""
-        told = (each for each in brain.handle(event, now) if isinstance(each, Tell))
-        leases = [tell.decision for tell in told if isinstance(tell.decision, Lease)]
+    def take(self, instructions: Iterable[Instruction]) -> int:
+        """Take the leases that were given, and count them."""
+        told = (each.decision for each in instructions if isinstance(each, Tell))
+        leases = [decision for decision in told if isinstance(decision, Lease)]
         for lease in leases:
             shard = int(lease.shard.shard)
             self.leased[shard].append(lease.request_id)
@@ -90,7 +90,7 @@ class Shards:
             ended=ids,
             produced=(64,) * len(ids),
         )
-        return self.follow(brain, Reported(news), now)
+        return self.take(brain.handle(Reported(news), now))
 
 
 def _ref(shard: int) -> ShardRef:
@@ -111,12 +111,14 @@ def measure(
     brain = SchedulerBrain(SchedulingConfig(gather_max_s=0, placement=endless), epoch=1)
     cluster = Shards(shards)
     cluster.join(brain, stored)
-    asked = itertools.cycle(list(itertools.islice(submissions(prompts), PREPARED)))
+    asked = itertools.cycle(
+        [Submitted(each) for each in itertools.islice(submissions(prompts), PREPARED)]
+    )
     decided, deciding, now, begun = 0, 0.0, 1.0, time.process_time()
     while (at := time.process_time()) - begun < seconds:
-        for submission in itertools.islice(asked, BATCH):
-            decided += cluster.follow(brain, Submitted(submission), now)
+        told = [brain.handle(event, now) for event in itertools.islice(asked, BATCH)]
         deciding += time.process_time() - at
+        decided += cluster.take(itertools.chain.from_iterable(told))
         now += 0.001
         assert not cluster.report_due(brain, now), "shards were full, so not all was placed at once"
     spent = time.process_time() - begun

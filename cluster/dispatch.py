@@ -67,7 +67,8 @@ class Dispatch:
         self._books.tenants.reserve(submission, now)
         gathers = self._gathers(submission.model, now)
         if not others_wait:
-            lease = None if gathers else self._grant(waiting, now)
+            may_run = not gathers and self._may_run(submission)
+            lease = self._grant(waiting, now) if may_run else None
             if lease is not None:
                 return lease
             if queues.is_full(submission.sla):
@@ -193,9 +194,8 @@ class Dispatch:
         return None
 
     def _grant(self, waiting: Waiting, now: float) -> Lease | None:
+        """On the cheapest shard; None where none has room."""
         submission = waiting.submission
-        if not self._may_run(submission):
-            return None
         match = self._books.index.match(submission.page_hashes)
         placement = self._placer.place(
             submission, self._books.leases.serving(submission.model), match

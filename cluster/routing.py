@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from cluster.config import PlacementConfig
@@ -15,12 +14,12 @@ from cluster.shard_books import Load, ShardBook
 EXPLAINED = 3
 """Candidates that a lease names: a lease is a message, and a thousand shards are not a reason."""
 
-HOLDERS = 4
+HOLDERS = 3
 """Shards considered for the prefix they hold: those that hold most of it."""
 
-LEAST_LOADED = 4
+LEAST_LOADED = 3
 """Shards considered for their load. Two would nearly do (Mitzenmacher, "The power of two choices
-in randomized load balancing", 2001), and four cost little."""
+in randomized load balancing", 2001), and three cost little."""
 
 GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 
@@ -68,7 +67,7 @@ class Placer:
         shard = model[name]
         uncached = submission.prompt_tokens - cached
         load = Load(uncached, shard.pages_of(uncached) + submission.choices, submission.choices)
-        candidates = tuple(_explained(model, options[:EXPLAINED]))
+        candidates = tuple([_candidate(model, option) for option in options[:EXPLAINED]])
         return Placement(shard, cached, load, candidates, explores)
 
     def next(self) -> None:
@@ -149,7 +148,7 @@ def cached_tokens(view: ShardView, submission: Submission, pages: int) -> int:
     return min(pages, (submission.prompt_tokens - 1) // view.block_size) * view.block_size
 
 
-def _explained(model: ModelShards, options: Iterable[Option]) -> Iterator[Candidate]:
-    for cost, _, name, cached in options:
-        outstanding = round(model.view(name).outstanding)
-        yield Candidate(name, cost, cached, outstanding, model[name].free_pages)
+def _candidate(model: ModelShards, option: Option) -> Candidate:
+    cost, _, name, cached = option
+    outstanding = round(model.view(name).outstanding)
+    return Candidate(name, cost, cached, outstanding, model[name].free_pages)

@@ -164,9 +164,9 @@ class Tenants:
 
     def reserve(self, submission: Submission, now: float) -> None:
         """It is taken in, to wait or to run; without a budget there is nothing to reserve."""
-        name, tokens = submission.tenant, most_tokens(submission)
+        name = submission.tenant
         if self.limits(name).tokens_per_window and submission.request_id not in self._reserved:
-            tenant = self._of(name)
+            tenant, tokens = self._of(name), most_tokens(submission)
             tenant.reserved += 1
             part = tenant.window.spend(tokens, now)
             self._reserved[submission.request_id] = Reservation(name, part, tokens)
