@@ -7,7 +7,6 @@ import signal
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import pytest
@@ -26,12 +25,14 @@ from cluster.stats import SchedulerStats
 from tests.actors.living import (
     TIMING,
     assignment,
+    break_next_step,
     is_gone,
     pid_of,
     ray_session,
     tiny_llama,
     tiny_model,
     until,
+    wedge_next_step,
 )
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -182,18 +183,6 @@ async def test_a_shard_whose_step_fails_is_heard_before_it_is_buried(sea: Sea) -
     await until(lambda: sea.knows(1))
 
 
-def break_next_step(shard: Any) -> None:
-    """Make the next step raise what a broken device would."""
-
-    def burn(_plan: Any) -> None:
-        raise RuntimeError("the device is on fire")
-
-    def order(engine: Any) -> None:
-        engine._runner.execute = burn
-
-    shard._engine._post(order)
-
-
 async def test_a_killed_scheduler_comes_back_and_learns_of_the_shard_again(sea: Sea) -> None:
     (shard,) = await sea.shards()
     await sea.ask(shard)
@@ -273,15 +262,6 @@ async def test_a_shard_that_is_stopped_or_whose_step_never_ends_is_killed_and_re
 
     await until(gone)
     await sea.fleet.stop()
-
-
-def wedge_next_step(shard: Any) -> None:
-    """Make the next step wait, as on a device that hangs."""
-
-    def order(engine: Any) -> None:
-        engine._runner.execute = lambda _plan: Event().wait()
-
-    shard._engine._post(order)
 
 
 async def test_a_model_that_is_not_configured_cannot_be_scaled(sea: Sea) -> None:
