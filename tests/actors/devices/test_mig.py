@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pynvml
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from actors.devices.discovery import discover
 from actors.devices.mig import MigManager
@@ -21,6 +23,23 @@ from tests.cluster.machines import recorded
 NODE = recorded("mig-a100")
 MIXED, WHOLE, HALVES, PARTLY = NODE.gpus
 """4g+2g+1g; one 7g; two 3g; two 1g and free room."""
+
+
+SHARED = replace(
+    NODE,
+    links=(),
+    gpus=(
+        replace(
+            HALVES,
+            slices=(
+                replace(HALVES.slices[0], uuid="MIG-2c", profile="2c.3g.20gb"),
+                replace(HALVES.slices[0], uuid="MIG-1c", profile="1c.3g.20gb", compute_instance=1),
+                HALVES.slices[1],
+            ),
+        ),
+    ),
+)
+"""One GPU, whose first half is parted again, into compute instances."""
 
 
 @pytest.fixture
@@ -76,15 +95,11 @@ def test_the_layout_found_is_restored(nvml: FakeNvml) -> None:
 def test_a_gpu_instance_of_several_compute_instances_is_restored_as_it_was(
     install: Install,
 ) -> None:
-    halves = tuple(
-        replace(HALVES.slices[0], uuid=f"MIG-{i}", profile=f"{2 - i}c.3g.20gb", compute_instance=i)
-        for i in (0, 1)
-    )
-    gpu = replace(HALVES, slices=(*halves, HALVES.slices[1]))
-    nvml = install(replace(NODE, gpus=(gpu,), links=()))
+    nvml = install(SHARED)
+    gpu = SHARED.gpus[0]
     before = nvml.cuts(gpu.uuid)
     manager = MigManager()
-    manager.recut(cut(gpu, ("2g.10gb", 0), destroy=("MIG-0", "MIG-1")), own_pids=())
+    manager.recut(cut(gpu, ("2g.10gb", 0), destroy=uuids(gpu)[:2]), own_pids=())
     assert manager.restore(own_pids=()) == ()
     assert nvml.cuts(gpu.uuid) == before == [("3g.20gb", 0, 2), ("3g.20gb", 4, 1)]
 
@@ -92,15 +107,11 @@ def test_a_gpu_instance_of_several_compute_instances_is_restored_as_it_was(
 def test_a_compute_instance_that_is_not_in_the_plan_protects_its_sibling(
     install: Install,
 ) -> None:
-    halves = tuple(
-        replace(HALVES.slices[0], uuid=f"MIG-{i}", profile=f"{2 - i}c.3g.20gb", compute_instance=i)
-        for i in (0, 1)
-    )
-    gpu = replace(HALVES, slices=halves)
-    nvml = install(replace(NODE, gpus=(gpu,), links=()))
-    message = refused(MigManager(), cut(gpu, destroy=("MIG-0",)))
+    nvml = install(SHARED)
+    gpu = SHARED.gpus[0]
+    message = refused(MigManager(), cut(gpu, destroy=uuids(gpu)[:1]))
     assert "has been cut otherwise since the plan was made" in message
-    assert nvml.cuts(gpu.uuid) == [("3g.20gb", 0, 2)]
+    assert ("3g.20gb", 0, 2) in nvml.cuts(gpu.uuid)
 
 
 def test_gpus_that_were_not_cut_are_not_restored(nvml: FakeNvml) -> None:
@@ -257,6 +268,35 @@ def test_a_plan_is_made_real_by_its_recuts(nvml: FakeNvml, tmp_path: Path) -> No
     assert (second.missing, second.recuts) == ((), ())
     kept = [one.devices for one in second.placements if one.model == "small"]
     assert kept == [one.devices for one in first.placements if one.model == "small"]
+
+
+@settings(
+    derandomize=True,
+    deadline=None,
+    max_examples=40,
+    # The fixture only puts a new library in place, which each example does for itself.
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    st.lists(st.sampled_from([profile.name for profile in WHOLE.profiles]), max_size=5),
+    st.lists(st.sampled_from([profile.name for profile in WHOLE.profiles]), max_size=5),
+)
+def test_whatever_was_cut_every_recut_serves_whom_it_names_and_all_is_put_back(
+    install: Install, first: list[str], then: list[str]
+) -> None:
+    nvml = install(NODE)
+    before = {gpu.uuid: nvml.cuts(gpu.uuid) for gpu in NODE.gpus}
+    manager = MigManager()
+    for wanted in (first, then):
+        wishes = [Wish(f"m{i}", 1, profile=profile) for i, profile in enumerate(wanted)]
+        asked = plan(wishes, Topology((here(),)), manage_mig=True)
+        for recut in asked.recuts:
+            manager.recut(recut, own_pids=())
+        promised = sum(len(recut.create) for recut in asked.recuts)
+        got = plan(wishes, Topology((here(),)), asked.placements)
+        assert len(got.placements) == len(asked.placements) + promised
+    assert manager.restore(own_pids=()) == ()
+    assert {gpu.uuid: nvml.cuts(gpu.uuid) for gpu in NODE.gpus} == before
 
 
 def here() -> Node:
