@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from pathlib import Path
 
 import pynvml
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from actors.devices.discovery import discover
 from actors.devices.mig import MigManager
 from cluster.errors import DeviceUnavailable
-from cluster.placement import NewSlice, Recut, Wish, plan
-from cluster.topology import Gpu, Node, Topology
+from cluster.placement import NewSlice, Recut
+from cluster.topology import Gpu
 from tests.actors.devices.conftest import Install
 from tests.actors.devices.fake_driver import FakeNvml
 from tests.cluster.machines import recorded
@@ -254,53 +251,6 @@ def test_a_driver_that_does_not_know_of_drawing_is_good_enough(nvml: FakeNvml) -
     nvml.remove("nvmlDeviceGetGraphicsRunningProcesses_v3")
     MigManager().recut(cut(PARTLY, ("3g.20gb", 4)), own_pids=())
     assert ("3g.20gb", 4, 1) in nvml.cuts(PARTLY.uuid)
-
-
-def test_a_plan_is_made_real_by_its_recuts(nvml: FakeNvml, tmp_path: Path) -> None:
-    wishes = [Wish("small", 3, profile="1g.5gb"), Wish("big", 2, profile="7g.40gb")]
-    topology = Topology((here(),))
-    first = plan(wishes, topology, manage_mig=True)
-    assert [missing.model for missing in first.missing] == ["big"]
-    manager = MigManager()
-    for recut in first.recuts:
-        manager.recut(recut, own_pids=())
-    second = plan(wishes, Topology((here(),)), first.placements, manage_mig=True)
-    assert (second.missing, second.recuts) == ((), ())
-    kept = [one.devices for one in second.placements if one.model == "small"]
-    assert kept == [one.devices for one in first.placements if one.model == "small"]
-
-
-@settings(
-    derandomize=True,
-    deadline=None,
-    max_examples=40,
-    # The fixture only puts a new library in place, which each example does for itself.
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-@given(
-    st.lists(st.sampled_from([profile.name for profile in WHOLE.profiles]), max_size=5),
-    st.lists(st.sampled_from([profile.name for profile in WHOLE.profiles]), max_size=5),
-)
-def test_whatever_was_cut_every_recut_serves_whom_it_names_and_all_is_put_back(
-    install: Install, first: list[str], then: list[str]
-) -> None:
-    nvml = install(NODE)
-    before = {gpu.uuid: nvml.cuts(gpu.uuid) for gpu in NODE.gpus}
-    manager = MigManager()
-    for wanted in (first, then):
-        wishes = [Wish(f"m{i}", 1, profile=profile) for i, profile in enumerate(wanted)]
-        asked = plan(wishes, Topology((here(),)), manage_mig=True)
-        for recut in asked.recuts:
-            manager.recut(recut, own_pids=())
-        promised = sum(len(recut.create) for recut in asked.recuts)
-        got = plan(wishes, Topology((here(),)), asked.placements)
-        assert len(got.placements) == len(asked.placements) + promised
-    assert manager.restore(own_pids=()) == ()
-    assert {gpu.uuid: nvml.cuts(gpu.uuid) for gpu in NODE.gpus} == before
-
-
-def here() -> Node:
-    return discover("node")
 
 
 def test_a_layout_that_can_be_seen_in_part_only_is_not_touched(nvml: FakeNvml) -> None:
