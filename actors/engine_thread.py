@@ -62,6 +62,7 @@ class EngineThread:
     ) -> None:
         self.capacity: Future[ShardCapacity] = Future()
         self.turns = 0
+        self._engine: Engine | None = None
         self._build = build
         self._publish = publish
         self._crashed = crashed
@@ -79,6 +80,10 @@ class EngineThread:
     def busy(self) -> bool:
         """Whether a turn is under way; one that never ends is a wedged device."""
         return self._busy
+
+    def computing(self) -> tuple[str, ...]:
+        """Who is in the step under way; asked from outside, true only of a step that never ends."""
+        return self._engine.computing() if self._engine is not None else ()
 
     def admit(self, assignment: Assignment) -> None:
         self._post(partial(_admit, assignment))
@@ -103,7 +108,7 @@ class EngineThread:
 
     def _run(self) -> None:
         try:
-            engine = self._build()
+            engine = self._engine = self._build()
         except BaseException as error:  # noqa: BLE001 - whatever it is, the waiting owner is told
             self.capacity.set_exception(error)
             return

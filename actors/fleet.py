@@ -20,7 +20,7 @@ from ray.exceptions import RayError
 
 from actors.creation import create_scheduler, create_shard, new_incarnation
 from actors.lifecycle import Backoff, Create, Event, Member, State, Stop, advance, decide
-from actors.lives import Life, Patience, bury, drain, in_words, live
+from actors.lives import Life, Patience, bury, hand_back, in_words, live
 from actors.naming import SCHEDULER, shard_name
 from actors.reporting import ReportTiming
 from actors.shard import ShardSpec, ShardTiming
@@ -168,16 +168,16 @@ class Fleet:
 
     async def _live(self, wish: Create) -> None:
         """One life; whatever ends it, the actor is dead and its name free before the next."""
-        reason = "it is not wanted any more"
+        reason, fault = "it is not wanted any more", None
         try:
             life = self._lives[wish.name] = self._begin(wish)
             await live(life, self._timing.patience, partial(self._hear, wish.name))
         except Exception as error:  # noqa: BLE001 - the fleet outlives all
-            reason = in_words(error)
+            reason, fault = in_words(error), error
             logger.warning("%s is lost: %s", wish.name, reason)
         finally:
             self._burying.add(wish.name)
-            await self._end(wish.name)
+            await self._end(wish.name, fault)
             self._burying.remove(wish.name)
             self._move(wish.name, Event.LOST, reason)
 
@@ -192,15 +192,14 @@ class Fleet:
         )
         return create_shard(spec, share.cpus)
 
-    async def _end(self, name: str) -> None:
+    async def _end(self, name: str, fault: Exception | None) -> None:
         """Bury, and tell the scheduler: before, so that no new lease goes to the shard, and after,
-        since it may have reported in between. A shard that only is not wanted any more lets its
-        requests go first."""
+        since it may have reported in between. In between its doors are told, unless all ends."""
         life = self._lives.pop(name, None)
         if life is not None:
             await self._say_gone(life)
-            if self._members[name].state is State.STOPPING:
-                await drain(life, self._timing.patience)
+            if fault is not None or self._members[name].state is State.STOPPING:
+                await hand_back(life, fault, self._timing.patience)
             await bury(life, self._timing.patience)
             await self._say_gone(life)
 

@@ -163,10 +163,15 @@ class KVShard:
         """
         return await self._doors.poll(door, acknowledged, self._spec.timing.poll_wait_s)
 
-    async def drain(self) -> None:
-        """Let every request go, to another shard, and take no more; returns once all doors know."""
+    async def drain(self, stuck: bool) -> None:
+        """Let every request go, to another shard, and take no more; returns once all doors know.
+
+        Where it is `stuck`, its step will never end, and who is in it is told so.
+        """
         self._draining = True
         name = self._spec.ref.shard
+        if stuck:
+            self._doors.fail(self._engine.computing(), StepFailed.__name__, f"{name} is stuck")
         self._doors.fail_all(Displaced.__name__, f"{name} is drained")
         await self._doors.heard()
 

@@ -80,11 +80,15 @@ class Report:
 class Chaos:
     """One run over a running application of `shards` shards."""
 
-    def __init__(self, application: Application, shards: int, seed: int) -> None:
+    def __init__(
+        self, application: Application, shards: int, seed: int, limit_s: float = 600.0
+    ) -> None:
+        """After `limit_s` no further request begins."""
         self._application = application
         self._shards = shards
         self._chance = Random(seed)
         self._done = 0
+        self._ends_at = time.monotonic() + limit_s
         self._progress = asyncio.Event()
         self._given: list[Answer] = []
         self._recovering: list[asyncio.Task[None]] = []
@@ -99,7 +103,8 @@ class Chaos:
             workers = [self._work(http, wanted, due, numbers) for _ in range(at_once)]
             killer = asyncio.create_task(self._kill(requests, kills))
             await asyncio.gather(*workers)
-            await killer
+            killer.cancel()
+            await asyncio.gather(killer, return_exceptions=True)
             await asyncio.gather(*self._recovering)
         await self._audit()
         self._measure_pauses()
@@ -118,6 +123,8 @@ class Chaos:
         self, http: httpx.AsyncClient, wanted: list[Ask], due: list[Answer], numbers: Iterator[int]
     ) -> None:
         for number in numbers:
+            if time.monotonic() > self._ends_at:
+                break
             place = number % len(wanted)
             try:
                 given = await answer(http, wanted[place])
@@ -143,6 +150,7 @@ class Chaos:
                 await self._progress.wait()
             kind = self._chance.choice(VICTIMS)
             await self._kill_one(kind)
+            print(f"{self._done} answered, killed: {kind}", file=sys.stderr, flush=True)
             self.report.kills[kind] += 1
             self.report.killed_at.append(time.monotonic())
             self._recovering.append(asyncio.create_task(self._recover()))
@@ -229,7 +237,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = save_tiny_model(Path(folder))
         with running(model, options.shards, router={"replicas": 2}) as application:
-            chaos = Chaos(application, options.shards, options.seed)
+            chaos = Chaos(application, options.shards, options.seed, options.limit)
             wanted = asks(MODEL, options.distinct, options.seed)
             began = time.monotonic()
             report = asyncio.run(
@@ -246,6 +254,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--shards", type=int, default=3)
     parser.add_argument("--distinct", type=int, default=56, help="different requests among them")
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds of load at most")
     parser.add_argument("--at-once", type=int, default=24, help="requests under way")
     return parser.parse_args()
 

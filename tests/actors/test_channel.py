@@ -246,7 +246,7 @@ async def test_a_drained_shard_hands_every_request_back_and_takes_no_more(
     streams = [channels.open(assignment(ref, max_tokens=LONG)) for _ in range(3)]
     await asyncio.gather(*map(anext, streams))
     answers = [asyncio.create_task(tokens_of(stream)) for stream in streams]
-    await handle.drain.remote()
+    await handle.drain.remote(stuck=False)
     streams.append(channels.open(assignment(ref)))
     answers.append(asyncio.create_task(tokens_of(streams[-1])))
     errors = await asyncio.gather(*answers, return_exceptions=True)

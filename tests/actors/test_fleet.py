@@ -7,7 +7,6 @@ import signal
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import pytest
@@ -20,18 +19,20 @@ from actors.fleet import Fleet, FleetTiming, MemberStatus, timing_of
 from actors.lifecycle import Backoff, State
 from actors.lives import Patience
 from cluster.config import ModelConfig, ResourcesConfig, SchedulingConfig, ShoalConfig
-from cluster.errors import Displaced, ModelNotFound, ShardLost
+from cluster.errors import Displaced, ModelNotFound, ShardLost, StepFailed
 from cluster.messages import ShardRef
 from cluster.stats import SchedulerStats
 from tests.actors.living import (
     TIMING,
     assignment,
+    break_next_step,
     is_gone,
     pid_of,
     ray_session,
     tiny_llama,
     tiny_model,
     until,
+    wedge_next_step,
 )
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -174,6 +175,14 @@ async def test_a_killed_shard_fails_its_streams_and_comes_back(sea: Sea) -> None
     assert len(await sea.ask(after)) == 8
 
 
+async def test_a_shard_whose_step_fails_is_heard_before_it_is_buried(sea: Sea) -> None:
+    (shard,) = await sea.shards()
+    await sea.actor("tiny/shard-0").__ray_call__.remote(break_next_step)
+    with pytest.raises(StepFailed, match="failed at a step"):
+        await sea.ask(shard)
+    await until(lambda: sea.knows(1))
+
+
 async def test_a_killed_scheduler_comes_back_and_learns_of_the_shard_again(sea: Sea) -> None:
     (shard,) = await sea.shards()
     await sea.ask(shard)
@@ -231,7 +240,7 @@ async def test_a_shard_that_is_stopped_or_whose_step_never_ends_is_killed_and_re
     (first,) = await sea.shards()
     pid = await pid_of(sea.actor("tiny/shard-0"))
     await sea.actor("tiny/shard-0").__ray_call__.remote(wedge_next_step)
-    with pytest.raises(ShardLost):
+    with pytest.raises(StepFailed, match="stuck"):
         await sea.ask(first)
     assert "its step has not ended for 1 s" in sea.member("tiny/shard-0").message
     await until(lambda: sea.knows(1))
@@ -253,15 +262,6 @@ async def test_a_shard_that_is_stopped_or_whose_step_never_ends_is_killed_and_re
 
     await until(gone)
     await sea.fleet.stop()
-
-
-def wedge_next_step(shard: Any) -> None:
-    """Make the next step wait, as on a device that hangs."""
-
-    def order(engine: Any) -> None:
-        engine._runner.execute = lambda _plan: Event().wait()
-
-    shard._engine._post(order)
 
 
 async def test_a_model_that_is_not_configured_cannot_be_scaled(sea: Sea) -> None:

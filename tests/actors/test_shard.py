@@ -30,6 +30,7 @@ from cluster.stats import ShardStats
 from tests.actors.living import (
     TIMING,
     assignment,
+    break_next_step,
     is_gone,
     pid_of,
     ray_session,
@@ -273,7 +274,7 @@ async def test_a_shard_whose_step_fails_says_so_and_exits(
     await shard.assign(assignment(shard.ref, max_tokens=LONG))
     await until(shard.is_running)
     number = (await shard.poll(0)).number
-    await shard.actor.__ray_call__.remote(break_engine)
+    await shard.actor.__ray_call__.remote(break_next_step)
     with pytest.raises(RayTaskError) as told:
         await watch
     assert "device is on fire" in str(told.value.cause)
@@ -287,15 +288,3 @@ async def test_a_shard_whose_step_fails_says_so_and_exits(
     await until(exited)
     with pytest.raises(ActorDiedError):
         await shard.actor.ping.remote()
-
-
-def break_engine(shard: Any) -> None:
-    """Make the next step raise what a broken device would."""
-
-    def burn(_plan: Any) -> None:
-        raise RuntimeError("the device is on fire")
-
-    def order(engine: Any) -> None:
-        engine._runner.execute = burn
-
-    shard._engine._post(order)

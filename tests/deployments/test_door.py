@@ -252,7 +252,7 @@ async def test_suspects_are_tried_one_at_a_time_until_a_token_is_out() -> None:
     ]
     await shards.has_opened(3)
     assert [one.request.request_id for one in shards.assigned] == ["a", "b", "a~1"]
-    shards.streams[2].put(TokenDelta("a~1", 0, (65,), finish=STOP))
+    shards.streams[2].put(TokenDelta("a~1", 0, (65,)))
     await shards.has_opened(4)
     shards.streams[3].put(TokenDelta("b~1", 0, (65,), finish=STOP))
     await asyncio.gather(*readers)

@@ -98,13 +98,20 @@ async def test_whatever_dies_when_every_request_gets_what_was_due(seed: int) -> 
     assert given == list(map(due, wanted))
 
 
-async def read(cluster: ToyCluster, request: Request, text: ModelText) -> Heard:
-    """All that a client hears: the pieces of each choice in order, and the usage."""
+async def read(
+    cluster: ToyCluster, request: Request, text: ModelText, kill_at: int | None = None
+) -> Heard:
+    """All that a client hears: the pieces of each choice in order, and the usage. All shards die
+    after piece number `kill_at`."""
     reading = RequestText(request, text, compile_stops(['!"!', '""']))
     heard: dict[int, list[Piece]] = {}
+    count = 0
     async with aclosing(read_pieces(cluster.door, reading)) as pieces:
         async for piece in pieces:
             heard.setdefault(piece.choice, []).append(piece)
+            count += 1
+            if count == kill_at:
+                cluster.kill_all()
     return heard, reading.usage().prompt_tokens, reading.usage().completion_tokens
 
 
@@ -123,6 +130,21 @@ async def test_pieces_stop_strings_and_usage_are_those_of_an_undisturbed_run(
     assert stormy.deaths >= 3
     assert given == expected
     assert any(pieces[-1].met_stop for heard, *_ in given for pieces in heard.values())
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_killed_at_any_piece_a_client_hears_what_it_would_have(
+    text: ModelText, seed: int
+) -> None:
+    request = assignment(f"r{seed}", (seed, 2, 3), max_tokens=24, choices=2).request
+    cluster = ToyCluster(2, harmless)
+    async with running(cluster):
+        expected = await read(cluster, request, text)
+        count = sum(map(len, expected[0].values()))
+        assert count > 6
+        for place in range(1, count):
+            assert await read(cluster, request, text, kill_at=place) == expected
+    assert cluster.deaths == 2 * (count - 1)
 
 
 @pytest.mark.parametrize("at_output", [0, 1, 7])

@@ -107,6 +107,10 @@ class ToyCluster:
         for request_id in tuple(shard.streams):
             shard.tell(request_id, ShardLost.__name__)
 
+    def kill_all(self) -> None:
+        for index in range(len(self._shards)):
+            self.kill(index)
+
     def verify(self) -> None:
         """All books balance, and nobody holds a page."""
         for shard in self._shards:
