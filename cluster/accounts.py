@@ -11,7 +11,7 @@ from cluster.messages import RefusalKind, Submission
 from cluster.queues import FairQueues
 from cluster.routing import Placement
 from cluster.shard_books import Bill, LeaseEntry, LeaseState
-from cluster.stats import ClassStats, Usage
+from cluster.stats import ClassStats
 from cluster.tenants import Tenants
 
 
@@ -36,7 +36,7 @@ class Accounts:
     def granted(self, waiting: Waiting, placement: Placement, now: float) -> Bill:
         """Charge what it is expected to cost."""
         submission = waiting.submission
-        output = self._tenants.expected_output(submission)
+        output = waiting.tokens - submission.prompt_tokens
         uncached = placement.load.prefill_tokens
         self._queues.charge(submission, uncached + output)
         self._waits[submission.sla].record(now - waiting.since, now)
@@ -86,14 +86,9 @@ class Accounts:
             )
             self._time_output(entry, output, now)
         self._tenants.settle(entry.lease.request_id, bill.uncached_tokens + output, now)
-        used = Usage(
-            prompt_tokens=bill.uncached_tokens + bill.cached_tokens,
-            cached_tokens=bill.cached_tokens,
-            output_tokens=output,
-            page_seconds=bill.pages * (now - entry.granted_at),
-            served=1,
-        )
-        self._tenants.use(bill.tenant, used)
+        prompt = bill.uncached_tokens + bill.cached_tokens
+        page_s = bill.pages * (now - entry.granted_at)
+        self._tenants.served(bill.tenant, prompt, bill.cached_tokens, output, page_s)
 
     def _undone(self, entry: LeaseEntry, now: float) -> None:
         """Nobody had the use of it."""

@@ -45,7 +45,6 @@ class Admission:
     def __init__(self, config: SchedulingConfig, ahead: Callable[[Submission], float]) -> None:
         self._config = config
         self._ahead = ahead
-        self._timeouts = {sla.name: sla.queue_timeout_s for sla in config.classes}
         self._rates: dict[str, BusyRate] = {}
         self._measured_at: dict[str, float] = {}
         self._unserved_since: dict[str, float] = {}
@@ -69,10 +68,6 @@ class Admission:
         """A shard of `model` is there."""
         self._unserved_since.pop(model, None)
 
-    def expires_at(self, waiting: Waiting) -> float:
-        """When it will have waited too long."""
-        return min(waiting.deadline_at, waiting.since + self._timeouts[waiting.submission.sla])
-
     def wait_s(self, submission: Submission) -> float | None:
         """How long a new request would wait, by Little's law; None where nothing is known."""
         ahead = self._ahead(submission)
@@ -91,7 +86,7 @@ class Admission:
         submission = waiting.submission
         if waiting.deadline_at <= now:
             return RefusalKind.DEADLINE
-        if self.expires_at(waiting) <= now:
+        if waiting.expires_at <= now:
             return RefusalKind.QUEUE_TIMEOUT
         if not len(shards):
             since = self._unserved_since.get(submission.model, now)
@@ -103,7 +98,7 @@ class Admission:
     def hopeless(self, waiting: Waiting, now: float) -> RefusalKind | None:
         """Why it would wait in vain: better said at once than after it has waited."""
         wait_s = self.wait_s(waiting.submission)
-        if wait_s is None or now + wait_s < self.expires_at(waiting):
+        if wait_s is None or now + wait_s < waiting.expires_at:
             return None
         late = waiting.deadline_at <= now + wait_s
         return RefusalKind.DEADLINE if late else RefusalKind.QUEUE_FULL

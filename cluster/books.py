@@ -34,5 +34,3 @@ class Books:
         idle = [key for key in reserved - waiting if self.leases.entry(key) is None]
         if idle:
             raise LedgerBroken(f"scheduler: tokens reserved for {len(idle)} unknown requests")
-        if waiting - reserved:
-            raise LedgerBroken(f"scheduler: {len(waiting - reserved)} wait without a reservation")

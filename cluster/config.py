@@ -135,6 +135,11 @@ class TenantConfig(Frozen):
     max_concurrency: int | None = Field(None, ge=1, description="Requests on shards at once.")
     max_pages: int | None = Field(None, ge=1, description="Pages of its requests at once.")
 
+    @property
+    def holds(self) -> bool:
+        """Whether there is a bound on what it may have on shards."""
+        return self.max_concurrency is not None or self.max_pages is not None
+
 
 class PlacementConfig(Frozen):
     """What placing a request costs, in tokens; see docs/scheduling.md."""

@@ -51,41 +51,62 @@ class Dispatch:
         sla = self._classes[submission.sla]
         deadline_at = math.inf if submission.deadline_s is None else now + submission.deadline_s
         due = min(deadline_at, since + (sla.ttft_s or sla.aging_s))
+        expires_at = min(deadline_at, since + sla.queue_timeout_s)
         tokens = submission.prompt_tokens + self._books.tenants.expected_output(submission)
-        return Waiting(submission, since, deadline_at, due, tokens)
+        number = self._books.queues.number(submission)
+        return Waiting(submission, since, deadline_at, due, expires_at, tokens, number)
 
     def take_in(self, waiting: Waiting, now: float) -> Decision | None:
         """A lease, a refusal where it may not even wait, or None: it waits now."""
-        submission = waiting.submission
-        known = self._books.queues.get(submission.request_id) is not None
-        refusal = None if known else self._over_budget(submission, now)
-        if refusal is not None:
-            return refusal
+        submission, queues = waiting.submission, self._books.queues
+        others_wait = queues.depth(submission.model) > 0
+        if queues.get(submission.request_id) is None:
+            refusal = self._turn_away(waiting, others_wait, now)
+            if refusal is not None:
+                return refusal
         self._books.tenants.reserve(submission, now)
         gathers = self._gathers(submission.model, now)
-        if not self._books.queues.depth(submission.model):
-            lease = None if gathers else self._grant(waiting, now)
+        if not others_wait:
+            may_run = not gathers and self._may_run(submission)
+            lease = self._grant(waiting, now) if may_run else None
             if lease is not None:
                 return lease
+            if queues.is_full(submission.sla):
+                return self._refuse(submission, RefusalKind.QUEUE_FULL, now)
             self.admission.backlogged(submission.model, now)
-        elif not known:
-            kind = self.admission.hopeless(waiting, now)
-            if kind is not None:
-                return self._refuse(submission, kind, now)
-        if not known and self._books.queues.is_full(submission.sla):
-            return self._refuse(submission, RefusalKind.QUEUE_FULL, now)
-        self._books.queues.add(waiting)
+        queues.add(waiting)
         self._note_expiry(waiting)
         return None
 
+    def _turn_away(self, waiting: Waiting, others_wait: bool, now: float) -> Refusal | None:
+        """Why it may not even wait, if so: its budget, no place in the queue, no hope there."""
+        submission = waiting.submission
+        refusal = self._budget_refusal(submission, now)
+        if refusal is not None:
+            self.accounts.refused(submission, refusal.kind, now)
+            return refusal
+        if not others_wait:
+            return None
+        full = self._books.queues.is_full(submission.sla)
+        kind = RefusalKind.QUEUE_FULL if full else self.admission.hopeless(waiting, now)
+        return None if kind is None else self._refuse(submission, kind, now)
+
     def _gathers(self, model: str, now: float) -> bool:
         """Whether this arrival waits for others to come."""
+        if not self._config.gather_max_s:
+            return False
         window = self._windows.get(model)
         if window is None:
             window = GatheringWindow(self._config.gather_min_s, self._config.gather_max_s)
             self._windows[model] = window
         window.arrive(self._books.leases.serving(model).wait_s(), now)
         return window.holds(now)
+
+    def has_turn(self, submission: Submission, now: float) -> bool:
+        """Whether its coming lets anybody be served: itself, or all that gathered until it came."""
+        window = self._windows.get(submission.model)
+        closes = window is not None and window.closes_at == now
+        return closes or self._books.queues.is_head(submission.request_id)
 
     def wake_at(self, now: float) -> float:
         """When something is due by time alone: a deadline, a timeout, the end of a window."""
@@ -106,8 +127,7 @@ class Dispatch:
             waits = self._books.queues.get
             self._expiries = [(at, key) for at, key in self._expiries if waits(key)]
             heapq.heapify(self._expiries)
-        expiry = self.admission.expires_at(waiting), waiting.submission.request_id
-        heapq.heappush(self._expiries, expiry)
+        heapq.heappush(self._expiries, (waiting.expires_at, waiting.submission.request_id))
 
     def objection(self, waiting: Waiting, now: float) -> Refusal | None:
         """Why it can no longer be served, if so; then it does not wait any more."""
@@ -122,12 +142,6 @@ class Dispatch:
         self._books.queues.remove(submission.request_id)
         self.accounts.refused(submission, kind, now)
         return self.admission.refusal(submission, kind)
-
-    def _over_budget(self, submission: Submission, now: float) -> Refusal | None:
-        refusal = self._budget_refusal(submission, now)
-        if refusal is not None:
-            self.accounts.refused(submission, refusal.kind, now)
-        return refusal
 
     def _budget_refusal(self, submission: Submission, now: float) -> Refusal | None:
         share = self._classes[submission.sla].burst_share
@@ -180,9 +194,8 @@ class Dispatch:
         return None
 
     def _grant(self, waiting: Waiting, now: float) -> Lease | None:
+        """On the cheapest shard; None where none has room."""
         submission = waiting.submission
-        if not self._may_run(submission):
-            return None
         match = self._books.index.match(submission.page_hashes)
         placement = self._placer.place(
             submission, self._books.leases.serving(submission.model), match
@@ -208,13 +221,18 @@ class Dispatch:
         return shards.taken < fill * shards.places and not self._at_limit(submission.tenant)
 
     def _at_limit(self, tenant: str) -> bool:
-        limits, holding = self._books.tenants.limits(tenant), self._books.leases.holding(tenant)
+        limits = self._books.tenants.limits(tenant)
+        if not limits.holds:
+            return False
+        holding = self._books.leases.holding(tenant)
         return (
             limits.max_concurrency is not None and holding.requests >= limits.max_concurrency
         ) or (limits.max_pages is not None and holding.pages >= limits.max_pages)
 
     def park(self, tenant: str) -> None:
-        self._books.queues.park(tenant, self._at_limit(tenant))
+        """Let it wait without a turn while it is at a limit."""
+        if self._books.tenants.limits(tenant).holds:
+            self._books.queues.park(tenant, self._at_limit(tenant))
 
     def forecast(self, submission: Submission, now: float) -> Forecast:
         """What would become of it now; changes nothing."""

@@ -5,25 +5,26 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from cluster.errors import LedgerBroken
 from cluster.fairness import FairClock
 from cluster.messages import Submission
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(NamedTuple):
     """A submission in the queue; times are readings of the scheduler's clock.
 
-    `due` orders a tenant's requests: the deadline, or the class's target. `tokens` is what it is
-    expected to cost, and `number` grows with each that is added.
+    `due` orders a tenant's requests: the deadline, or the class's target. `expires_at` is when it
+    will have waited too long. `tokens` is what it is expected to cost, and `number` grows with each
+    that is added.
     """
 
     submission: Submission
     since: float
     deadline_at: float = math.inf
     due: float = math.inf
+    expires_at: float = math.inf
     tokens: int = 0
     number: int = 0
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import zip_longest
-from typing import NamedTuple
 
 from cluster.config import PlacementConfig
 from cluster.errors import IllegalTransition, LedgerBroken
@@ -22,14 +22,12 @@ from cluster.shard_books import (
 )
 
 
-class Holding(NamedTuple):
+@dataclass(slots=True)
+class Holding:
     """What one tenant has on shards."""
 
-    requests: int
-    pages: int
-
-
-NOTHING = Holding(0, 0)
+    requests: int = 0
+    pages: int = 0
 
 
 class LeaseBook:
@@ -83,7 +81,7 @@ class LeaseBook:
 
     def holding(self, tenant: str) -> Holding:
         """What the leases of `tenant` hold."""
-        return self._tenants.get(tenant, NOTHING)
+        return self._tenants.get(tenant) or Holding()
 
     def grant(self, lease: Lease, load: Load, bill: Bill, now: float) -> None:
         shard = self._shards[lease.shard.shard]
@@ -220,11 +218,13 @@ class LeaseBook:
         self._weigh(shard, entry, +1)
 
     def _hold_for(self, entry: LeaseEntry, sign: int) -> None:
-        tenant, before = entry.bill.tenant, self.holding(entry.bill.tenant)
-        pages = before.pages + sign * entry.bill.pages
-        self._tenants[tenant] = Holding(before.requests + sign, pages)
-        if not self._tenants[tenant].requests:
-            del self._tenants[tenant]
+        holding = self._tenants.get(entry.bill.tenant)
+        if holding is None:
+            holding = self._tenants[entry.bill.tenant] = Holding()
+        holding.requests += sign
+        holding.pages += sign * entry.bill.pages
+        if not holding.requests:
+            del self._tenants[entry.bill.tenant]
 
     def _weigh(self, shard: ShardBook, entry: LeaseEntry, sign: int) -> None:
         places = sign * entry.load.sequences

@@ -68,7 +68,9 @@ class ModelShards:
         self._views: dict[str, ShardView] = {}
         self._by_load: list[LoadKey] = []
         self._by_room: list[RoomKey] = []
+        self._rooms: dict[str, RoomKey] = {}
         self._changed: set[str] = set()
+        self._moved: set[str] = set()
         self.longest = 0
         self.places = 0
         self.taken = 0
@@ -102,11 +104,11 @@ class ModelShards:
         """As of the last `refresh`."""
         return self._views[name]
 
-    def among(self, names: Iterable[str]) -> Iterable[ShardView]:
+    def among(self, names: Iterable[str]) -> list[ShardView]:
         """Those of the shards that serve this model: others may hold the same pages."""
         return [self._views[name] for name in names if name in self._views]
 
-    def least_loaded(self, count: int) -> Iterable[ShardView]:
+    def least_loaded(self, count: int) -> list[ShardView]:
         """Of those that take more, the cheapest for a newcomer without a prefix first."""
         return [self._views[name] for _, _, name in self._by_load[:count]]
 
@@ -116,7 +118,8 @@ class ModelShards:
         return self._views[self._by_load[0][2]].wait_s if self._by_load else 0.0
 
     def roomiest(self) -> Iterable[ShardView]:
-        """Those that take more, the one that offers most pages first."""
+        """Those that take more, the one that offers most pages first; seldom asked for."""
+        self._sort_rooms()
         return (self._views[name] for _, name in self._by_room)
 
     def refresh(self) -> None:
@@ -125,13 +128,24 @@ class ModelShards:
             old = self._views.pop(name, None)
             if old is not None and old.takes_more:
                 del self._by_load[bisect_left(self._by_load, old.load_key)]
-                del self._by_room[bisect_left(self._by_room, old.room_key)]
             if name in self._shards:
                 new = self._views[name] = self._look(self._shards[name])
                 if new.takes_more:
                     insort(self._by_load, new.load_key)
-                    insort(self._by_room, new.room_key)
+        self._moved |= self._changed
         self._changed.clear()
+
+    def _sort_rooms(self) -> None:
+        """Bring the order by room up to date with the views."""
+        for name in self._moved:
+            old = self._rooms.pop(name, None)
+            if old is not None:
+                del self._by_room[bisect_left(self._by_room, old)]
+            view = self._views.get(name)
+            if view is not None and view.takes_more:
+                self._rooms[name] = view.room_key
+                insort(self._by_room, view.room_key)
+        self._moved.clear()
 
     def _look(self, shard: ShardBook) -> ShardView:
         used = 1.0 - shard.unpromised / shard.capacity.total_pages
@@ -167,6 +181,7 @@ class ModelShards:
     def verify(self) -> None:
         """Raises LedgerBroken where a view, an order or the sum of places is not up to date."""
         self.refresh()
+        self._sort_rooms()
         views = {name: self._look(shard) for name, shard in self._shards.items()}
         takers = [view for view in views.values() if view.takes_more]
         if views != self._views:

@@ -14,6 +14,7 @@ SMALLEST_S = 0.0001
 LARGEST_S = 100_000.0
 
 _GAMMA = math.log((1.0 + ACCURACY) / (1.0 - ACCURACY))
+_FIRST = math.ceil(math.log(SMALLEST_S) / _GAMMA)
 
 
 class RecentSeconds:
@@ -31,8 +32,11 @@ class RecentSeconds:
 
     def record(self, seconds: float, now: float) -> None:
         self._age(now)
-        within = min(max(seconds, SMALLEST_S), LARGEST_S)
-        self._young[math.ceil(math.log(within) / _GAMMA)] += 1
+        if seconds <= SMALLEST_S:
+            bucket = _FIRST
+        else:
+            bucket = math.ceil(math.log(min(seconds, LARGEST_S)) / _GAMMA)
+        self._young[bucket] += 1
 
     def percentiles(self, now: float) -> Percentiles:
         self._age(now)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 from cluster.config import SlaClass
 from cluster.errors import LedgerBroken
@@ -108,22 +107,24 @@ class FairQueues:
         submission = self._waiting[request_id].submission
         return self._lane(submission.model, submission.sla).head() == request_id
 
-    def add(self, waiting: Waiting) -> Waiting:
-        """Put it in line; a request that waits there already keeps its turn. Returns it as kept."""
-        request_id = waiting.submission.request_id
-        self._number += 1
-        old, number = self.remove(request_id), self._number
-        if old is not None and _line_of(old.submission) == _line_of(waiting.submission):
-            number = old.number
-        kept = replace(waiting, number=number)
-        self._waiting[request_id] = kept
-        lane = self._lane(kept.submission.model, kept.submission.sla)
+    def number(self, submission: Submission) -> int:
+        """The place in line that `submission` gets: its own where it waits there already."""
+        old = self._waiting.get(submission.request_id)
+        if old is not None and _line_of(old.submission) == _line_of(submission):
+            return old.number
+        return self._number + 1
+
+    def add(self, waiting: Waiting) -> None:
+        """Put it in line by its number; a request that waits already is replaced."""
+        self.remove(waiting.submission.request_id)
+        self._number = max(self._number, waiting.number)
+        self._waiting[waiting.submission.request_id] = waiting
+        lane = self._lane(waiting.submission.model, waiting.submission.sla)
         if not lane.depth:
-            queue, sla = self._models[kept.submission.model], kept.submission.sla
+            queue, sla = self._models[waiting.submission.model], waiting.submission.sla
             queue.starts[self._ranks[sla]] = queue.clock.start(sla)
-        lane.insert(kept)
-        self._count(kept.submission, +1)
-        return kept
+        lane.insert(waiting)
+        self._count(waiting.submission, +1)
 
     def remove(self, request_id: str) -> Waiting | None:
         """Take it out, wherever it stands; None where it does not wait."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from cluster.config import PlacementConfig
 from cluster.loads import ModelShards, ShardView
@@ -12,15 +11,15 @@ from cluster.messages import Candidate, Submission
 from cluster.prefixes import Match
 from cluster.shard_books import Load, ShardBook
 
-EXPLAINED = 4
+EXPLAINED = 3
 """Candidates that a lease names: a lease is a message, and a thousand shards are not a reason."""
 
-HOLDERS = 4
+HOLDERS = 3
 """Shards considered for the prefix they hold: those that hold most of it."""
 
-LEAST_LOADED = 4
+LEAST_LOADED = 3
 """Shards considered for their load. Two would nearly do (Mitzenmacher, "The power of two choices
-in randomized load balancing", 2001), and four cost little."""
+in randomized load balancing", 2001), and three cost little."""
 
 GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 
@@ -28,8 +27,7 @@ Option = tuple[float, int, str, int]
 """Cost, last grant, shard, cached tokens: the smallest is chosen."""
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """The shard chosen, what the request will weigh there, and what else was considered."""
 
     shard: ShardBook
@@ -55,13 +53,13 @@ class Placer:
     def __init__(self, config: PlacementConfig) -> None:
         self._config = config
         self._turn = 1
-        self._least: float = 0
 
     def place(self, submission: Submission, model: ModelShards, match: Match) -> Placement | None:
         """The cheapest with room, or None where none has any; commits to nothing."""
         model.refresh()
-        self._least = math.inf if self._explores() else self._config.affinity_min_tokens
-        options = self._options(submission, model, match)
+        explores = self._explores()
+        worth = math.inf if explores else self._config.affinity_min_tokens
+        options = self._options(submission, model, match, worth)
         if not options:
             return None
         options.sort()
@@ -69,8 +67,8 @@ class Placer:
         shard = model[name]
         uncached = submission.prompt_tokens - cached
         load = Load(uncached, shard.pages_of(uncached) + submission.choices, submission.choices)
-        candidates = tuple(_explained(model, options[:EXPLAINED]))
-        return Placement(shard, cached, load, candidates, self._least == math.inf)
+        candidates = tuple([_candidate(model, option) for option in options[:EXPLAINED]])
+        return Placement(shard, cached, load, candidates, explores)
 
     def next(self) -> None:
         """The next request gets its turn of exploring, and of where among equals to begin."""
@@ -84,24 +82,27 @@ class Placer:
         """
         return self._turn * GOLDEN % 1.0 < self._config.explore
 
-    def _options(self, submission: Submission, model: ModelShards, match: Match) -> list[Option]:
+    def _options(
+        self, submission: Submission, model: ModelShards, match: Match, worth: float
+    ) -> list[Option]:
         """Those with room, of the least loaded and of the holders; else any that has room.
 
-        Where one of the least loaded holds all that anybody holds, no holder can be cheaper.
+        Where one of the least loaded holds all that anybody holds, no other holder is worth a look.
         """
-        views = set(model.least_loaded(LEAST_LOADED))
+        views = model.least_loaded(LEAST_LOADED)
         if match.depth and not any(match.pages_of(view.name) == match.depth for view in views):
-            views.update(model.among(match.deepest(HOLDERS, self._turn)))
-        found = (self._option(submission, v, match.pages_of(v.name)) for v in views)
+            holders = model.among(match.deepest(HOLDERS, self._turn))
+            views += [view for view in holders if view not in views]
+        found = [self._option(submission, v, match.pages_of(v.name), worth) for v in views]
         options = [option for option in found if option is not None]
-        return options or self._any_with_room(submission, model, match)
+        return options or self._any_with_room(submission, model, match, worth)
 
     def _any_with_room(
-        self, submission: Submission, model: ModelShards, match: Match
+        self, submission: Submission, model: ModelShards, match: Match, worth: float
     ) -> list[Option]:
         """One with room, where none of those worth a look has any."""
         for view in model.roomiest():
-            option = self._option(submission, view, match.pages_of(view.name))
+            option = self._option(submission, view, match.pages_of(view.name), worth)
             if option:
                 return [option]
             uncached = submission.prompt_tokens - cached_tokens(view, submission, match.depth)
@@ -109,7 +110,9 @@ class Placer:
                 break
         return []
 
-    def _option(self, submission: Submission, view: ShardView, pages: int) -> Option | None:
+    def _option(
+        self, submission: Submission, view: ShardView, pages: int, worth: float
+    ) -> Option | None:
         """What the request takes until and beside its first output, in tokens to compute.
 
             uncached prompt                         what this request adds
@@ -118,7 +121,7 @@ class Placer:
             + page_pressure x uncached prompt x share of pages used
                                                     what it will evict or be preempted for
 
-        A cached prefix shorter than `affinity_min_tokens` does not count: computing it takes a part
+        A cached prefix shorter than `worth` tokens does not count: computing it takes a part
         of one step, once a shard, while a template that every prompt begins with would gather all
         requests where it was first.
 
@@ -126,7 +129,7 @@ class Placer:
         each, and a turn, which is less prompt leased ahead of it than the window and than what its
         own cached prefix saves, since for that it is worth waiting.
         """
-        cached = cached_tokens(view, submission, pages)
+        cached = cached_tokens(view, submission, pages) if pages else 0
         uncached = submission.prompt_tokens - cached
         if (
             submission.choices > view.places
@@ -135,7 +138,7 @@ class Placer:
             or not could_hold(view.longest, submission)
         ):
             return None
-        counted = cached if cached >= self._least else 0
+        counted = cached if cached >= worth else 0
         cost = view.outstanding + (submission.prompt_tokens - counted) * view.price
         return cost, view.last_grant, view.name, cached
 
@@ -145,7 +148,7 @@ def cached_tokens(view: ShardView, submission: Submission, pages: int) -> int:
     return min(pages, (submission.prompt_tokens - 1) // view.block_size) * view.block_size
 
 
-def _explained(model: ModelShards, options: Iterable[Option]) -> Iterator[Candidate]:
-    for cost, _, name, cached in options:
-        outstanding = round(model.view(name).outstanding)
-        yield Candidate(name, cost, cached, outstanding, model[name].free_pages)
+def _candidate(model: ModelShards, option: Option) -> Candidate:
+    cost, _, name, cached = option
+    outstanding = round(model.view(name).outstanding)
+    return Candidate(name, cost, cached, outstanding, model[name].free_pages)

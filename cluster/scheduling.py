@@ -94,7 +94,7 @@ class SchedulerBrain:
         decision = self._dispatch.objection(waiting, now) or self._dispatch.take_in(waiting, now)
         if decision is not None:
             yield Tell(submission.router, decision)
-        elif self._books.queues.is_head(submission.request_id):
+        elif self._dispatch.has_turn(submission, now):
             yield from self._dispatch.pump(submission.model, now)
 
     def _withdraw(self, request_id: str, now: float) -> Iterator[Instruction]:

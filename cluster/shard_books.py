@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
+from typing import NamedTuple
 
 from cluster.messages import Lease, ShardCapacity, ShardRef
 from cluster.rates import BusyRate
@@ -42,8 +43,7 @@ TRANSITIONS: Mapping[LeaseState, frozenset[LeaseState]] = MappingProxyType(
 OVER = frozenset(state for state, onward in TRANSITIONS.items() if not onward)
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     """What a lease weighs: tokens and pages of prompt to compute until it starts, and its choices.
 
     `pages` counts one page of output for each choice too, as no choice gets far without.
@@ -54,8 +54,7 @@ class Load:
     sequences: int
 
 
-@dataclass(frozen=True, slots=True)
-class Bill:
+class Bill(NamedTuple):
     """Whose request a lease serves, and what it was charged: output as expected, not as it came.
 
     `since` is when it was first submitted.

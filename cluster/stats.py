@@ -47,16 +47,6 @@ class Usage:
     served: int = 0
     refused: int = 0
 
-    def plus(self, other: Usage) -> Usage:
-        return Usage(
-            self.prompt_tokens + other.prompt_tokens,
-            self.cached_tokens + other.cached_tokens,
-            self.output_tokens + other.output_tokens,
-            self.page_seconds + other.page_seconds,
-            self.served + other.served,
-            self.refused + other.refused,
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 from cluster.config import SchedulingConfig, TenantConfig
 from cluster.errors import LedgerBroken
@@ -82,13 +82,17 @@ class SlidingWindow:
 
 @dataclass(slots=True, eq=False)
 class Tenant:
-    """One tenant's limits, window, usage so far, and what its outputs are like."""
+    """One tenant's window, what its outputs are like, and what it has used so far."""
 
-    limits: TenantConfig
     window: SlidingWindow
     outputs: OutputEstimate
-    usage: Usage = field(default_factory=Usage)
     reserved: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    page_seconds: float = 0.0
+    served: int = 0
+    refused: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +123,7 @@ class Tenants:
     def __init__(self, config: SchedulingConfig) -> None:
         self._config = config
         self._limits = {tenant.name: tenant for tenant in config.tenants}
+        self._weights = {tenant.name: tenant.weight for tenant in config.tenants}
         self._tenants: dict[str, Tenant] = {}
         self._reserved: dict[str, Reservation] = {}
 
@@ -126,7 +131,7 @@ class Tenants:
         return self._limits.get(tenant, self._config.default_tenant)
 
     def weight_of(self, tenant: str) -> float:
-        return self.limits(tenant).weight
+        return self._weights.get(tenant, self._config.default_tenant.weight)
 
     def expected_output(self, submission: Submission) -> int:
         """Tokens to charge in advance for all its choices."""
@@ -158,12 +163,13 @@ class Tenants:
         )
 
     def reserve(self, submission: Submission, now: float) -> None:
-        """It is taken in, to wait or to run."""
-        if submission.request_id not in self._reserved:
-            tenant, tokens = self._of(submission.tenant), most_tokens(submission)
-            part = tenant.window.spend(tokens, now)
+        """It is taken in, to wait or to run; without a budget there is nothing to reserve."""
+        name = submission.tenant
+        if self.limits(name).tokens_per_window and submission.request_id not in self._reserved:
+            tenant, tokens = self._of(name), most_tokens(submission)
             tenant.reserved += 1
-            self._reserved[submission.request_id] = Reservation(submission.tenant, part, tokens)
+            part = tenant.window.spend(tokens, now)
+            self._reserved[submission.request_id] = Reservation(name, part, tokens)
 
     def settle(self, request_id: str, needed: int, now: float) -> None:
         """It is over, or never was served (`needed` 0): the rest is given back."""
@@ -177,17 +183,31 @@ class Tenants:
         """An output of `tenant` ended after so many tokens."""
         self._of(tenant).outputs.observe(tokens)
 
-    def use(self, name: str, used: Usage) -> None:
-        """Add to the counters of a tenant."""
+    def served(self, name: str, prompt: int, cached: int, output: int, page_s: float) -> None:
+        """A request of tenant `name` ended: its tokens, and its pages x seconds."""
         tenant = self._of(name)
-        tenant.usage = tenant.usage.plus(used)
+        tenant.served += 1
+        tenant.prompt_tokens += prompt
+        tenant.cached_tokens += cached
+        tenant.output_tokens += output
+        tenant.page_seconds += page_s
 
     def refused(self, name: str) -> None:
-        tenant = self._of(name)
-        tenant.usage = replace(tenant.usage, refused=tenant.usage.refused + 1)
+        self._of(name).refused += 1
 
     def usage(self) -> dict[str, Usage]:
-        return {name: tenant.usage for name, tenant in self._tenants.items()}
+        """What each tenant that is remembered has used."""
+        return {
+            name: Usage(
+                tenant.prompt_tokens,
+                tenant.cached_tokens,
+                tenant.output_tokens,
+                tenant.page_seconds,
+                tenant.served,
+                tenant.refused,
+            )
+            for name, tenant in self._tenants.items()
+        }
 
     def spent(self, tenant: str, now: float) -> int:
         """Tokens of its window that are used or reserved."""
@@ -202,7 +222,7 @@ class Tenants:
                 self._config.expected_output_tokens, self._config.jitter_penalty
             )
             window = SlidingWindow(self._config.budget_window_s)
-            tenant = self._tenants[name] = Tenant(self.limits(name), window, outputs)
+            tenant = self._tenants[name] = Tenant(window, outputs)
         return tenant
 
     def _forget_one(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
+from itertools import count
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +17,7 @@ from cluster.messages import Submission
 from cluster.queues import FairQueues
 
 CLASSES = (SlaClass(name="P0", weight=3), SlaClass(name="P1"))
+NUMBERS = count()
 TENANTS = {"heavy": 4.0}
 
 
@@ -40,7 +42,7 @@ def waiting(
     tokens: int = 10,
 ) -> Waiting:
     submission = Submission(request_id, "r", model, tenant, sla, 8, 8, 1, ())
-    return Waiting(submission, since, math.inf, due, tokens)
+    return Waiting(submission, since, due=due, tokens=tokens, number=next(NUMBERS))
 
 
 def serve(queues: FairQueues, model: str = "m") -> Submission | None:
@@ -179,12 +181,17 @@ def test_a_class_may_have_a_bound_of_its_own() -> None:
 
 
 def test_adding_again_keeps_the_turn_and_takes_the_new_figures(queues: FairQueues) -> None:
-    queues.add(waiting("a"))
-    queues.add(waiting("b"))
-    queues.add(waiting("a", since=5.0))
+    for request_id in ("a", "b", "a"):
+        asked = waiting(request_id, since=5.0)
+        queues.add(asked._replace(number=queues.number(asked.submission)))
     assert len(queues) == 2
-    [(_, head)] = queues.heads("m")
-    assert (head.submission.request_id, head.since) == ("a", 5.0)
+    assert served(queues) == ["a", "b"]
+
+
+def test_asking_again_for_another_class_gets_a_new_place_in_line(queues: FairQueues) -> None:
+    chat, batch = waiting("a", "P0"), waiting("a", "P1")
+    queues.add(chat._replace(number=queues.number(chat.submission)))
+    assert queues.number(batch.submission) == queues.number(chat.submission) + 1
 
 
 def test_adding_again_under_another_class_moves_it_there(queues: FairQueues) -> None:

@@ -15,7 +15,10 @@ from cluster.stats import Usage
 from cluster.tenants import PARTS, SlidingWindow, Tenants
 
 CONFIG = SchedulingConfig(
-    tenants=(TenantConfig(name="poor", tokens_per_window=100, burst_tokens=50, weight=2),),
+    tenants=(
+        TenantConfig(name="poor", tokens_per_window=100, burst_tokens=50),
+        *(TenantConfig(name=f"p{n}", tokens_per_window=100) for n in range(4)),
+    ),
     budget_window_s=60,
     max_tenants=2,
 )
@@ -122,7 +125,7 @@ def test_the_books_balance_after_any_history(moves: list[tuple[str, int, float]]
     for move, number, pause in moves:
         now += pause
         if move == "reserve":
-            tenants.reserve(asking(f"q{number}", 40 + number, tenant=f"t{number % 4}"), now)
+            tenants.reserve(asking(f"q{number}", 40 + number, tenant=f"p{number % 4}"), now)
         else:
             tenants.settle(f"q{number}", needed=number * 10, now=now)
         tenants.verify()
@@ -133,17 +136,17 @@ def test_the_books_balance_after_any_history(moves: list[tuple[str, int, float]]
 
 
 def test_idle_tenants_beyond_the_bound_are_forgotten(tenants: Tenants) -> None:
-    tenants.reserve(asking("a", tenant="busy"), now=0.0)
+    tenants.reserve(asking("a"), now=0.0)
     for number in range(5):
-        tenants.use(f"t{number}", Usage(served=1))
-    assert tenants.usage().keys() == {"busy", "t4"}
+        tenants.refused(f"t{number}")
+    assert tenants.usage().keys() == {"poor", "t4"}
 
 
 def test_usage_adds_up(tenants: Tenants) -> None:
-    tenants.use("t", Usage(prompt_tokens=5, cached_tokens=2, output_tokens=3, page_seconds=1.5))
-    tenants.use("t", Usage(prompt_tokens=5, served=1))
+    tenants.served("t", prompt=5, cached=2, output=3, page_s=1.5)
+    tenants.served("t", prompt=5, cached=0, output=1, page_s=1.0)
     tenants.refused("t")
-    assert tenants.usage()["t"] == Usage(10, 2, 3, 1.5, served=1, refused=1)
+    assert tenants.usage()["t"] == Usage(10, 2, 4, 2.5, served=2, refused=1)
 
 
 def test_the_output_expected_is_that_of_the_tenants_earlier_ones(tenants: Tenants) -> None:
