@@ -97,7 +97,7 @@ def short_name(title: str) -> str:
     if words[0].startswith("ray::"):
         return words[0].partition(".")[0]
     names = [word.rpartition("/")[2] for word in words if not word.startswith("-")]
-    is_python = names[0].startswith("python") and len(names) > 1
+    is_python = names[0].startswith("python") and len(names) > 1 and "-c" not in words
     return names[1] if is_python else names[0]
 
 

@@ -59,6 +59,8 @@ def _sitting(options: argparse.Namespace, setting: Setting) -> Iterator[Record]:
     """All rounds, each in the opposite order of the one before."""
     words = words_of(setting.model)
     servers = list(_servers(options).items())
+    for _, start in servers:
+        start(setting)  # whoever is absent is missed now, and not after an hour
     for round_number in range(options.rounds):
         runs = _runs(round_number, options.repeats)
         for server, start in servers if round_number % 2 == 0 else servers[::-1]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,14 +56,14 @@ def read_setting(config: Path, peers: Path | None) -> Setting:
 
 
 Start = Callable[[Setting], AbstractContextManager[Subject]]
+"""Finds what is needed, or raises PeerAbsent; entering what it returns starts the server."""
 
 
-@contextmanager
-def shoal(setting: Setting) -> Iterator[Subject]:
+def shoal(setting: Setting) -> AbstractContextManager[Subject]:
     """Shoal as `make serve` starts it."""
     port = free_port()
     command = (sys.executable, "-m", "scripts.serve", "--config", str(setting.config_path))
-    with serving(
+    return serving(
         Launch(
             command=(*command, "--port", str(port)),
             endpoint=endpoint_of(setting, port),
@@ -71,8 +71,7 @@ def shoal(setting: Setting) -> Iterator[Subject]:
             environment={"PYTHONPATH": str(ROOT)},
             engine_title="ray::KVShard",
         )
-    ) as server:
-        yield server
+    )
 
 
 def endpoint_of(setting: Setting, port: int) -> Endpoint:
@@ -81,15 +80,14 @@ def endpoint_of(setting: Setting, port: int) -> Endpoint:
     return Endpoint(f"http://127.0.0.1:{port}{setting.config.route}", model, _key(setting))
 
 
-@contextmanager
-def vllm(setting: Setting) -> Iterator[Subject]:
+def vllm(setting: Setting) -> AbstractContextManager[Subject]:
     """vLLM's CPU build; the two libraries its CPU page recommends are preloaded where present."""
     home = setting.peers / "vllm"
     url, address = _address()
     libraries = (Path("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4"),)
     preload = [str(one) for one in (*libraries, home / "lib/libiomp5.so") if one.exists()]
     command = (_program(home / "bin/vllm"), "serve", str(setting.model), *address)
-    with serving(
+    return serving(
         Launch(
             command=(
                 *command,
@@ -108,39 +106,33 @@ def vllm(setting: Setting) -> Iterator[Subject]:
             },
             engine_title="VLLM::EngineCore",
         )
-    ) as server:
-        yield server
+    )
 
 
-@contextmanager
-def openvino(setting: Setting) -> Iterator[Subject]:
+def openvino(setting: Setting) -> AbstractContextManager[Subject]:
     """OpenVINO GenAI in process: no HTTP in front of it, which counts in its favour."""
     python = _program(setting.peers / "openvino/bin/python")
     weights = gguf_of(setting.source, "F16")
     script = ROOT / "benchmarks" / "openvino_direct.py"
-    with piped((python, str(script), str(weights), str(SEATS), str(POOL_GIB)), {}) as child:
-        yield child
+    return piped((python, str(script), str(weights), str(SEATS), str(POOL_GIB)), {})
 
 
 def llama_cpp(precision: str) -> Start:
     """llama.cpp's server, `llama-server` on the PATH or in `<peers>/llama.cpp`."""
 
-    @contextmanager
-    def start(setting: Setting) -> Iterator[Subject]:
+    def start(setting: Setting) -> AbstractContextManager[Subject]:
         program = shutil.which("llama-server") or _program(setting.peers / "llama.cpp/llama-server")
         url, address = _address()
         weights = gguf_of(setting.source, precision)
         command = (program, "--model", str(weights), *address, "--threads", str(len(_cores())))
         endpoint = Endpoint(url, "peer")
         seats = ("--parallel", str(SEATS), "--ctx-size", str(POOL_TOKENS), "--kv-unified")
-        with serving(Launch((*command, *seats), endpoint)) as server:
-            yield server
+        return serving(Launch((*command, *seats), endpoint))
 
     return start
 
 
-@contextmanager
-def transformers(setting: Setting) -> Iterator[Subject]:
+def transformers(setting: Setting) -> AbstractContextManager[Subject]:
     """transformers' own server with continuous batching, from this very environment.
 
     It takes text only and knows no `ignore_eos`, so some of its answers are short.
@@ -148,14 +140,13 @@ def transformers(setting: Setting) -> Iterator[Subject]:
     url, address = _address()
     program = _program(Path(sys.executable).parent / "transformers")
     options = ("--continuous-batching", "--device", "cpu", "--dtype", "bfloat16")
-    with serving(
+    return serving(
         Launch(
             command=(program, "serve", str(setting.model), *options, *address),
             endpoint=Endpoint(url, str(setting.model), asks="text", extra={}),
             environment={**OFFLINE, "OMP_NUM_THREADS": str(len(_cores()))},
         )
-    ) as server:
-        yield server
+    )
 
 
 PEERS: dict[str, Start] = {

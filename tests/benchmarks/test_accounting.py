@@ -107,6 +107,7 @@ def test_cpu_is_told_by_process_too_and_those_of_one_name_are_one() -> None:
         ("/venv/bin/python3.11 -u /opt/dashboard/agent.py --x", "agent.py"),
         ("python -m scripts.serve --config c", "scripts.serve"),
         ("python", "python"),
+        ("/bin/python3.11 -B -c from x import main;main(31)", "python3.11"),
         ("", "?"),
     ],
 )

@@ -40,7 +40,7 @@ def test_a_peer_that_is_not_installed_says_where_it_was_looked_for(
     peer: str, setting: Setting
 ) -> None:
     with pytest.raises(PeerAbsent, match=f"{setting.peers}/{peer}.*README"):
-        PEERS[peer](setting).__enter__()
+        PEERS[peer](setting)
 
 
 def test_a_run_has_the_figures_of_its_timelines_and_the_usage_of_its_processes() -> None:

@@ -94,9 +94,11 @@ class Tenant:
 
 
 @pytest.fixture(scope="module")
-def folder(session: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    create_scheduler(SchedulingConfig(), NAMESPACE)
-    return tiny_llama(tmp_path_factory.mktemp("tiny"))
+def folder(session: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A model, and the scheduler that its shards report to, alive while its handle is held."""
+    scheduler = create_scheduler(SchedulingConfig(), NAMESPACE)
+    yield tiny_llama(tmp_path_factory.mktemp("tiny"))
+    ray.kill(scheduler.handle)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from pathlib import Path
 
 import pynvml
 import pytest
@@ -12,8 +11,8 @@ import pytest
 from actors.devices.discovery import discover
 from actors.devices.mig import MigManager
 from cluster.errors import DeviceUnavailable
-from cluster.placement import NewSlice, Recut, Wish, plan
-from cluster.topology import Gpu, Node, Topology
+from cluster.placement import NewSlice, Recut
+from cluster.topology import Gpu
 from tests.actors.devices.conftest import Install
 from tests.actors.devices.fake_driver import FakeNvml
 from tests.cluster.machines import recorded
@@ -21,6 +20,23 @@ from tests.cluster.machines import recorded
 NODE = recorded("mig-a100")
 MIXED, WHOLE, HALVES, PARTLY = NODE.gpus
 """4g+2g+1g; one 7g; two 3g; two 1g and free room."""
+
+
+SHARED = replace(
+    NODE,
+    links=(),
+    gpus=(
+        replace(
+            HALVES,
+            slices=(
+                replace(HALVES.slices[0], uuid="MIG-2c", profile="2c.3g.20gb"),
+                replace(HALVES.slices[0], uuid="MIG-1c", profile="1c.3g.20gb", compute_instance=1),
+                HALVES.slices[1],
+            ),
+        ),
+    ),
+)
+"""One GPU, whose first half is parted again, into compute instances."""
 
 
 @pytest.fixture
@@ -76,15 +92,11 @@ def test_the_layout_found_is_restored(nvml: FakeNvml) -> None:
 def test_a_gpu_instance_of_several_compute_instances_is_restored_as_it_was(
     install: Install,
 ) -> None:
-    halves = tuple(
-        replace(HALVES.slices[0], uuid=f"MIG-{i}", profile=f"{2 - i}c.3g.20gb", compute_instance=i)
-        for i in (0, 1)
-    )
-    gpu = replace(HALVES, slices=(*halves, HALVES.slices[1]))
-    nvml = install(replace(NODE, gpus=(gpu,), links=()))
+    nvml = install(SHARED)
+    gpu = SHARED.gpus[0]
     before = nvml.cuts(gpu.uuid)
     manager = MigManager()
-    manager.recut(cut(gpu, ("2g.10gb", 0), destroy=("MIG-0", "MIG-1")), own_pids=())
+    manager.recut(cut(gpu, ("2g.10gb", 0), destroy=uuids(gpu)[:2]), own_pids=())
     assert manager.restore(own_pids=()) == ()
     assert nvml.cuts(gpu.uuid) == before == [("3g.20gb", 0, 2), ("3g.20gb", 4, 1)]
 
@@ -92,15 +104,11 @@ def test_a_gpu_instance_of_several_compute_instances_is_restored_as_it_was(
 def test_a_compute_instance_that_is_not_in_the_plan_protects_its_sibling(
     install: Install,
 ) -> None:
-    halves = tuple(
-        replace(HALVES.slices[0], uuid=f"MIG-{i}", profile=f"{2 - i}c.3g.20gb", compute_instance=i)
-        for i in (0, 1)
-    )
-    gpu = replace(HALVES, slices=halves)
-    nvml = install(replace(NODE, gpus=(gpu,), links=()))
-    message = refused(MigManager(), cut(gpu, destroy=("MIG-0",)))
+    nvml = install(SHARED)
+    gpu = SHARED.gpus[0]
+    message = refused(MigManager(), cut(gpu, destroy=uuids(gpu)[:1]))
     assert "has been cut otherwise since the plan was made" in message
-    assert nvml.cuts(gpu.uuid) == [("3g.20gb", 0, 2)]
+    assert ("3g.20gb", 0, 2) in nvml.cuts(gpu.uuid)
 
 
 def test_gpus_that_were_not_cut_are_not_restored(nvml: FakeNvml) -> None:
@@ -243,24 +251,6 @@ def test_a_driver_that_does_not_know_of_drawing_is_good_enough(nvml: FakeNvml) -
     nvml.remove("nvmlDeviceGetGraphicsRunningProcesses_v3")
     MigManager().recut(cut(PARTLY, ("3g.20gb", 4)), own_pids=())
     assert ("3g.20gb", 4, 1) in nvml.cuts(PARTLY.uuid)
-
-
-def test_a_plan_is_made_real_by_its_recuts(nvml: FakeNvml, tmp_path: Path) -> None:
-    wishes = [Wish("small", 3, profile="1g.5gb"), Wish("big", 2, profile="7g.40gb")]
-    topology = Topology((here(),))
-    first = plan(wishes, topology, manage_mig=True)
-    assert [missing.model for missing in first.missing] == ["big"]
-    manager = MigManager()
-    for recut in first.recuts:
-        manager.recut(recut, own_pids=())
-    second = plan(wishes, Topology((here(),)), first.placements, manage_mig=True)
-    assert (second.missing, second.recuts) == ((), ())
-    kept = [one.devices for one in second.placements if one.model == "small"]
-    assert kept == [one.devices for one in first.placements if one.model == "small"]
-
-
-def here() -> Node:
-    return discover("node")
 
 
 def test_a_layout_that_can_be_seen_in_part_only_is_not_touched(nvml: FakeNvml) -> None:
