@@ -62,6 +62,11 @@ class ResourcesConfig(Frozen):
     custom: dict[str, float] = Field(default_factory=dict, description="Ray custom resources.")
 
 
+DETERMINISTIC_ROWS = 32
+"""Rows of a matrix product up to which each rounds the same whatever stands beside it: measured
+on CPUs with AMX, in bfloat16 and float32."""
+
+
 class ModelConfig(Frozen):
     """One model and the shards that serve it."""
 
@@ -73,6 +78,9 @@ class ModelConfig(Frozen):
         " `package:<distribution>==<version>/<file.gguf>[#sha256=<hex>]`, or a hub id.",
     )
     dtype: Dtype = Field("auto", description="Precision of weights and KV; auto: as saved.")
+    deterministic: bool = Field(
+        False, description="The same request gives the same tokens, whatever runs beside it."
+    )
     compile: Literal["auto", "off"] = Field(
         "auto", description="On a CPU with a C++ compiler, compile the model beside serving it."
     )
@@ -82,6 +90,14 @@ class ModelConfig(Frozen):
     cache: CacheConfig = CacheConfig()
     batching: BatchingConfig = BatchingConfig()
     resources: ResourcesConfig = ResourcesConfig()
+
+    @property
+    def steps(self) -> BatchingConfig:
+        """What one step may hold: in a deterministic model no more than rounds the same."""
+        if not self.deterministic:
+            return self.batching
+        most = min(self.batching.max_batch_tokens, DETERMINISTIC_ROWS)
+        return self.batching.model_copy(update={"max_batch_tokens": most})
 
 
 class SlaClass(Frozen):

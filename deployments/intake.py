@@ -121,7 +121,7 @@ class Intake:
     def _require_places(self, ask: _Ask, prompts: int) -> None:
         """Refuse what the cluster would not take were it idle: no retry could cure that."""
         model, waiting = self._configured[ask.model.name], self._config.scheduling.max_queued
-        running = max(model.shards, 1) * max(model.batching.places // ask.body.n, 1)
+        running = max(model.shards, 1) * max(model.steps.places // ask.body.n, 1)
         if prompts > running + waiting:
             raise InvalidRequest(
                 f"`{ask.field}`: {prompts} prompts, of n = {ask.body.n} choices each, are more"

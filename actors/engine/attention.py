@@ -11,12 +11,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numba
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from actors.engine.batch import Read, StepBatch, find_step
+from actors.engine.kernels import attend_rows
+from actors.engine.kv_cache import seen
 
 PAGED = "shoal_paged"
 """The name under which transformers finds `paged_attention`. No mask function is registered for
@@ -69,10 +73,38 @@ def _compute(
     batch = find_step(step)
     batch.cache.write(layer, batch.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
     out = _out(query, key, value)
+    if batch.alone:
+        _attend_in_place(batch, layer, query, window, scale, softcap, out)
     for read in batch.reads(window):
         own = (tensor[:, :, read.rows] for tensor in (query, key, value))
         out[0, read.rows] = _attend(batch, layer, read, *own, scale=scale, softcap=softcap)
     return out
+
+
+def _attend_in_place(
+    batch: StepBatch,
+    layer: int,
+    query: Tensor,
+    window: int | None,
+    scale: float,
+    softcap: float | None,
+    out: Tensor,
+) -> None:
+    """The rows that read alone, written into `out`."""
+    keys, values = batch.cache.pages(layer)
+    numba.set_num_threads(torch.get_num_threads())
+    attend_rows(
+        seen(query[0, :, : batch.alone].transpose(0, 1).contiguous()),
+        keys,
+        values,
+        batch.paths.tables,
+        batch.paths.first_page,
+        batch.paths.positions,
+        window or 0,
+        np.float32(scale),
+        np.float32(softcap or 0.0),
+        seen(out[0, : batch.alone]),
+    )
 
 
 def _out(query: Tensor, key: Tensor, value: Tensor, *_: object) -> Tensor:

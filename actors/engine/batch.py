@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from actors.engine.kv_cache import KVCache
+from actors.engine.kv_cache import InPlace, KVCache
 from cluster.steps import Chunk, StepPlan
 
 Ints = NDArray[np.int64]
@@ -41,12 +41,22 @@ class Read:
     mask: Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """The way of each row to its pages: page `i` of row `r` is `tables[first_page[r] + i]`."""
+
+    tables: Ints
+    first_page: Ints
+    positions: Ints
+
+
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class StepBatch:
     """The ragged row: `tokens` and `positions` are `[1, rows]`, `slots` `[rows]`, all int64.
 
     `first_row[i]` is where chunk `i` of the plan starts. `number`, `[1]`, goes through the model;
-    by it the attention finds the batch, and asks it for the reads of its layer's window.
+    by it the attention finds the batch. The first `alone` rows read their pages in place, each by
+    its path; for the others the attention asks for the reads of its layer's window.
     """
 
     cache: KVCache
@@ -55,6 +65,8 @@ class StepBatch:
     slots: Tensor
     first_row: dict[int, int]
     number: Tensor
+    paths: Paths
+    alone: int
     _spans: tuple[_Span, ...]
     _reads: dict[int | None, tuple[Read, ...]] = field(default_factory=dict)
 
@@ -97,16 +109,20 @@ def build_batch(plan: StepPlan, cache: KVCache) -> StepBatch:
     starts = np.array([chunk.start for chunk in chunks], dtype=np.int64)
     rows = np.cumsum(counts) - counts
     tables = [np.array(chunk.sequence.blocks, dtype=np.int64) for chunk in chunks]
-    positions = np.arange(counts.sum()) + np.repeat(starts - rows, counts)
+    paths = _paths(np.arange(counts.sum()) + np.repeat(starts - rows, counts), counts, tables)
+    spans = tuple(map(_Span, rows.tolist(), starts.tolist(), counts.tolist(), tables))
+    alone = _alone(cache.in_place, counts)
     number = next(_numbers)
     batch = _steps[number] = StepBatch(
         cache=cache,
         tokens=_on_device(_tokens(chunks), cache)[None],
-        positions=_on_device(positions, cache)[None],
-        slots=_on_device(_slots(positions, counts, tables, cache.block_size), cache),
+        positions=_on_device(paths.positions, cache)[None],
+        slots=_on_device(_slots(paths, cache.block_size), cache),
         first_row=dict(zip(order, rows.tolist(), strict=True)),
         number=torch.tensor([number]),
-        _spans=tuple(map(_Span, rows.tolist(), starts.tolist(), counts.tolist(), tables)),
+        paths=paths,
+        alone=alone,
+        _spans=tuple(span for span in spans if span.row >= alone),
     )
     return batch
 
@@ -120,12 +136,25 @@ def _tokens(chunks: list[Chunk]) -> Ints:
     return np.fromiter(chain.from_iterable(known), dtype=np.int64)
 
 
-def _slots(positions: Ints, counts: Ints, tables: list[Ints], block_size: int) -> Ints:
-    """Where each row's key and value live: its page times the page's size, plus its place there."""
+def _alone(in_place: InPlace, counts: Ints) -> int:
+    match in_place:
+        case InPlace.ALL:
+            return int(counts.sum())
+        case InPlace.DECODES:
+            return int((counts == 1).sum())
+        case InPlace.NONE:
+            return 0
+
+
+def _paths(positions: Ints, counts: Ints, tables: list[Ints]) -> Paths:
     sizes = np.array([len(table) for table in tables], dtype=np.int64)
-    first = np.repeat(np.cumsum(sizes) - sizes, counts)
-    pages = np.concatenate(tables)[first + positions // block_size]
-    return pages * block_size + positions % block_size
+    return Paths(np.concatenate(tables), np.repeat(np.cumsum(sizes) - sizes, counts), positions)
+
+
+def _slots(paths: Paths, block_size: int) -> Ints:
+    """Where each row's key and value live: its page times the page's size, plus its place there."""
+    pages: Ints = paths.tables[paths.first_page + paths.positions // block_size]
+    return pages * block_size + paths.positions % block_size
 
 
 def _on_device(array: Ints, cache: KVCache) -> Tensor:

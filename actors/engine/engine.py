@@ -16,14 +16,14 @@ from transformers import PreTrainedModel
 from actors.engine.compiled import Wish, program_wish
 from actors.engine.exactness import prove_exact, prove_program
 from actors.engine.families import check_family, longest_exact
-from actors.engine.kv_cache import KVCache, page_bytes
+from actors.engine.kv_cache import InPlace, KVCache, page_bytes, readable_in_place
 from actors.engine.loader import load_model
 from actors.engine.pool_size import free_bytes, model_len, pool_blocks, within_pool
 from actors.engine.runner import Forward, ModelRunner
 from cluster.batching import Batcher, Progress
 from cluster.blocks import BlockPool, PageEvents
 from cluster.config import ModelConfig
-from cluster.errors import InvalidRequest, UnsupportedModel
+from cluster.errors import ConfigError, InvalidRequest, UnsupportedModel
 from cluster.messages import (
     Assignment,
     HeldRequest,
@@ -157,7 +157,7 @@ def load_engine(
     """
     loaded = load_model(folder, model.dtype, device, attn_implementation="eager")
     engine = build_engine(loaded, model)
-    if programs is not None and model.compile == "auto":
+    if programs is not None and model.compile == "auto" and not model.deterministic:
         engine.wish = program_wish(folder, loaded, programs)
     if engine.wish is not None and engine.wish.path.exists():
         program = engine.wish.fulfil()
@@ -168,9 +168,10 @@ def load_engine(
 
 def build_engine(loaded: PreTrainedModel, model: ModelConfig) -> Engine:
     """An engine for a model in memory, in eval mode; the rest as in `load_engine`."""
+    in_place = _in_place(loaded, model)
     layers = check_family(loaded)
     prove_exact(loaded, layers)
-    block_size, seats = model.cache.block_size, model.batching.places
+    block_size, seats = model.cache.block_size, model.steps.places
     longest = _longest(loaded, model.max_model_len)
     blocks = pool_blocks(
         model.cache,
@@ -181,14 +182,27 @@ def build_engine(loaded: PreTrainedModel, model: ModelConfig) -> Engine:
     )
     longest = within_pool(model.max_model_len, longest, blocks * block_size)
     pool = BlockPool(blocks, block_size, model.cache.prefix_caching)
-    cache = KVCache(layers, blocks, block_size, loaded.dtype, loaded.device)
+    cache = KVCache(layers, blocks, block_size, loaded.dtype, loaded.device, in_place)
     return Engine(
         ModelRunner(loaded, cache),
         partial(prove_program, loaded, layers),
         pool,
-        Batcher(pool, model.batching, longest),
+        Batcher(pool, model.steps, longest),
         ShardCapacity(block_size, blocks, seats, longest),
     )
+
+
+def _in_place(loaded: PreTrainedModel, model: ModelConfig) -> InPlace | None:
+    """Deterministic is a row that reads alone, whatever its step holds; else what is fastest."""
+    if not model.deterministic:
+        return None
+    if not readable_in_place(loaded.device, loaded.dtype):
+        raise ConfigError(
+            f"deterministic needs float32 or bfloat16 on a CPU,"
+            f" not {str(loaded.dtype).removeprefix('torch.')} on {loaded.device.type}",
+            "models.deterministic",
+        )
+    return InPlace.ALL
 
 
 def _check_tokens(assignment: Assignment, vocab_size: int) -> None:

@@ -14,9 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from cluster.steps import PageCopy
@@ -35,6 +38,19 @@ class LayerShape:
         return self.kv_heads * (self.key_dim + self.value_dim)
 
 
+class InPlace(Enum):
+    """Which rows of a step read their pages where they lie (`kernels`); the others gather them."""
+
+    NONE = "none"
+    DECODES = "decodes"
+    ALL = "all"
+
+
+def readable_in_place(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether there is a kernel for it."""
+    return device.type == "cpu" and dtype in (torch.float32, torch.bfloat16)
+
+
 def page_bytes(layers: Mapping[int, LayerShape], block_size: int, dtype: torch.dtype) -> int:
     """Memory of one page over all layers, bytes."""
     return block_size * dtype.itemsize * sum(shape.elements for shape in layers.values())
@@ -44,7 +60,7 @@ class KVCache:
     """Pages of keys and values for every attention layer of one model.
 
     Pages start as zeros and only ever hold finite numbers: a masked position has weight zero, and
-    zero times a stray NaN would still be NaN.
+    zero times a stray NaN would still be NaN. `in_place` is by default what is fastest.
     """
 
     def __init__(
@@ -54,7 +70,10 @@ class KVCache:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        in_place: InPlace | None = None,
     ) -> None:
+        kernel = readable_in_place(device, dtype)
+        self.in_place = in_place or (InPlace.DECODES if kernel else InPlace.NONE)
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.dtype = dtype
@@ -70,6 +89,10 @@ class KVCache:
         pages = self._layers[layer]
         pages.key_slots.index_copy_(0, slots, key)
         pages.value_slots.index_copy_(0, slots, value)
+
+    def pages(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """All keys and values of a layer, `[num_blocks, block_size, kv_heads, dim]`; see `seen`."""
+        return self._layers[layer].seen
 
     def gather(self, layer: int, pages: Tensor, sequences: int) -> tuple[Tensor, Tensor]:
         """Keys and values of `pages` (an equal number for each of `sequences`, in a row).
@@ -116,6 +139,17 @@ class _LayerPages:
         self.values = pages(shape.value_dim)
         self.key_slots = self.keys.view(-1, shape.kv_heads, shape.key_dim)
         self.value_slots = self.values.view(-1, shape.kv_heads, shape.value_dim)
+        if readable_in_place(device, dtype):
+            paged = (num_blocks, block_size, shape.kv_heads, -1)
+            self.seen = (seen(self.keys.view(paged)), seen(self.values.view(paged)))
+
+
+def seen(tensor: Tensor) -> NDArray[Any]:
+    """The memory of a CPU tensor as numpy sees it, which lacks bfloat16: as uint16."""
+    array: NDArray[Any] = (
+        tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor
+    ).numpy()
+    return array
 
 
 def _zeros(elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:

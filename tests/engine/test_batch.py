@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from actors.engine.batch import Read, StepBatch, build_batch
-from actors.engine.kv_cache import KVCache, LayerShape
+from actors.engine.kv_cache import InPlace, KVCache, LayerShape
 from cluster.steps import Chunk, PageCopy, Sequence, StepPlan
 from tests.engine.driving import request
 
@@ -13,8 +13,10 @@ CPU = torch.device("cpu")
 SHAPE = LayerShape(kv_heads=2, key_dim=3, value_dim=5)
 
 
-def cache_of(num_blocks: int = 40, block_size: int = 4) -> KVCache:
-    return KVCache({0: SHAPE}, num_blocks, block_size, torch.float32, CPU)
+def cache_of(
+    num_blocks: int = 40, block_size: int = 4, in_place: InPlace = InPlace.NONE
+) -> KVCache:
+    return KVCache({0: SHAPE}, num_blocks, block_size, torch.float32, CPU, in_place)
 
 
 def chunk(start: int, count: int, blocks: list[int]) -> Chunk:
@@ -22,8 +24,8 @@ def chunk(start: int, count: int, blocks: list[int]) -> Chunk:
     return Chunk(Sequence(request("r", tokens), 0, tokens, blocks=blocks), start, count, True)
 
 
-def batch_of(*chunks: Chunk) -> StepBatch:
-    return build_batch(StepPlan(chunks), cache_of())
+def batch_of(*chunks: Chunk, in_place: InPlace = InPlace.NONE) -> StepBatch:
+    return build_batch(StepPlan(chunks), cache_of(in_place=in_place))
 
 
 def pages(read: Read) -> list[int]:
@@ -47,6 +49,21 @@ def test_decodes_come_first_and_longest_first() -> None:
 def test_slots_follow_the_block_table() -> None:
     batch = batch_of(chunk(2, 4, [7, 3]))
     assert batch.slots.tolist() == [30, 31, 12, 13]
+
+
+def test_decodes_read_in_place_where_a_kernel_can() -> None:
+    chunks = [chunk(0, 3, [9]), chunk(5, 1, [1, 2]), chunk(9, 1, [3, 4, 5])]
+    batch = batch_of(*chunks, in_place=InPlace.DECODES)
+    assert batch.alone == 2
+    assert [read.rows for read in batch.reads(None)] == [slice(2, 5)]
+    assert batch_of(*chunks, in_place=InPlace.ALL).alone == 5
+
+
+def test_every_row_finds_the_pages_of_its_sequence() -> None:
+    paths = batch_of(chunk(3, 2, [9, 8]), chunk(9, 1, [3, 4, 5]), in_place=InPlace.ALL).paths
+    pages = [paths.tables[first:][:2].tolist() for first in paths.first_page]
+    assert pages == [[3, 4], [9, 8], [9, 8]]
+    assert paths.positions.tolist() == [9, 3, 4]
 
 
 def test_decodes_of_similar_length_share_a_read_padded_to_the_longest() -> None:
