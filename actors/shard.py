@@ -275,7 +275,8 @@ def _load_engine(spec: ShardSpec, threads: int) -> Engine:
 
     torch.set_num_threads(threads)
     from actors.engine.engine import load_engine
-    from actors.models import ensure_model
+    from actors.models import default_cache, ensure_model
 
     device = torch.device("cuda" if spec.gpus else "cpu")
-    return load_engine(ensure_model(spec.model.source), spec.model, device)
+    programs = default_cache() / "programs"
+    return load_engine(ensure_model(spec.model.source), spec.model, device, programs)

@@ -10,6 +10,7 @@
     |   +-- RequestTooLarge         the body exceeds the limit
     +-- CapacityError           the caller should come back later; carries retry_after_s
     |   +-- QueueFull               the bounded queue is full
+    |   +-- BudgetExhausted         the tenant has used up a budget; the message names it
     |   +-- NotReady                no shard serves the model at this moment
     |   +-- DeadlineExceeded        it could not be served in time
     +-- OperatorError           the operator must change configuration, weights or machines
@@ -97,6 +98,10 @@ class CapacityError(ShoalError):
 
 class QueueFull(CapacityError):
     """The bounded queue of the class is full."""
+
+
+class BudgetExhausted(CapacityError):
+    """The tenant has used up a budget, which the message names."""
 
 
 class NotReady(CapacityError):

@@ -12,10 +12,12 @@ from cluster.messages import FinishReason
 from cluster.stats import ClusterStats
 from cluster.topology import Topology
 from deployments.auth import ApiKeys
+from deployments.deadlines import within
 from deployments.generation import Piece, TokenSource, Usage, read_pieces
 from deployments.handle import GeneratedChoice, GenerateRequest, Generation, GenerationDelta
-from deployments.intake import Call, Intake, ServedModel
+from deployments.intake import Call, Intake
 from deployments.merging import merge
+from deployments.served import ServedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +70,12 @@ class Gateway:
                 yield delta if unfinished else replace(delta, usage=usage_of(call))
 
     def pieces(self, call: Call) -> AsyncGenerator[Piece, None]:
-        """The pieces of all prompts of a call; closing it cancels what still runs."""
-        return merge([self._numbered(call, index) for index in range(len(call.readings))])
+        """The pieces of all prompts of a call; closing it cancels what still runs.
+
+        Raises ShoalErrors; DeadlineExceeded where the call takes longer than it allows itself.
+        """
+        pieces = merge([self._numbered(call, index) for index in range(len(call.readings))])
+        return pieces if call.deadline_s is None else within(call.deadline_s, pieces)
 
     async def _numbered(self, call: Call, prompt: int) -> AsyncGenerator[Piece, None]:
         """The pieces of one prompt, whose choices count on from those of the prompts before."""

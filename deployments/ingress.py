@@ -20,9 +20,9 @@ from cluster.config import ShoalConfig
 from deployments.auth import ApiKeys
 from deployments.door import Door
 from deployments.gateway import Gateway, Outside
-from deployments.intake import ServedModel
 from deployments.router import RouterHandle
 from deployments.routes import create_app
+from deployments.served import ServedModel
 
 READY_TIMEOUT_S = 3.0
 

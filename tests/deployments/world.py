@@ -17,7 +17,7 @@ from cluster.stats import ClusterStats, SchedulerStats
 from cluster.topology import Node, NumaNode, Topology
 from deployments.auth import ApiKeys
 from deployments.gateway import Gateway, Outside
-from deployments.intake import ServedModel
+from deployments.served import ServedModel
 from deployments.text import ModelText
 from tests.deployments.scripted import Script, ScriptedTokens
 
@@ -38,6 +38,7 @@ def make_gateway(
     async def stats() -> ClusterStats:
         return ClusterStats(SchedulerStats(epoch=7), ())
 
+    config.setdefault("models", [{"name": MODEL}])
     model = ServedModel.load(ModelConfig(name=MODEL), folder)
 
     async def topology() -> Topology:
