@@ -117,11 +117,16 @@ class Family:
         return scores
 
     def held(self) -> HeldRequest:
-        """What a scheduler needs to know; `computed_tokens` are those of the furthest member."""
+        """What a scheduler needs to know; `computed_tokens` are those of the furthest member.
+
+        The output that a request came with is part of what it computes before it starts.
+        """
+        sequences = [one.sequence for one in self.members.values()]
+        came_with = max(len(one.tokens) for one in sequences)
         return HeldRequest(
             request_id=self.request.request_id,
-            prompt_tokens=len(self.request.prompt),
-            computed_tokens=max(one.sequence.computed for one in self.members.values()),
+            prompt_tokens=len(self.request.prompt) if self.started else came_with,
+            computed_tokens=max(one.computed for one in sequences),
             choices=len(self.members),
             tenant=self.request.tenant,
             sla=self.request.sla,

@@ -73,3 +73,18 @@ def test_whoever_is_in_a_step_that_is_not_settled_is_known(make_shard: MakeShard
     assert shard.batcher.computing() == ("a", "b")
     shard.settle(plan)
     assert shard.batcher.computing() == ()
+
+
+def test_a_request_that_goes_on_has_not_started_before_its_next_token(
+    make_shard: MakeShard,
+) -> None:
+    shard = make_shard(budget=7)
+    shard.batcher.admit(going_on("a", 3))
+    shard.step()
+    (held,) = shard.batcher.held()
+    assert (held.prompt_tokens, held.computed_tokens) == (9, 7)
+    assert shard.batcher.drain_progress().started == ()
+    shard.step()
+    (held,) = shard.batcher.held()
+    assert held.computed_tokens >= held.prompt_tokens
+    assert shard.batcher.drain_progress().started == ("a",)
