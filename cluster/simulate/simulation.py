@@ -78,7 +78,7 @@ class Story:
 class Simulation:
     """One load on one cluster under one decider; `run` it once.
 
-    `stopwatch` reads a real clock in seconds, for the time that decisions take.
+    `stopwatch` reads the CPU time in seconds, for what decisions take of it.
     """
 
     def __init__(
