@@ -67,7 +67,9 @@ def main() -> None:
     times = measure(options.rounds)
     cost = fit(times)
     for step, took_ms in times.items():
-        print(f"{step}: {took_ms:.1f} ms, fitted {np.dot(step.terms, astuple(cost)):.1f}", flush=True)
+        print(
+            f"{step}: {took_ms:.1f} ms, fitted {np.dot(step.terms, astuple(cost)):.1f}", flush=True
+        )
     # The pool that a node of 24 GiB gives by default, and the default batching.
     device = Device(cost, kv_tokens=110_000, max_num_seqs=128, max_batch_tokens=1024)
     options.out.write_text(json.dumps(asdict(device), indent=1) + "\n")

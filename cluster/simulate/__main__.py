@@ -1,4 +1,4 @@
-"""The command: the only place here that reads a real clock (of CPU time, as others share it) and writes to a terminal."""
+"""The command: the only place here that reads a real clock and writes to a terminal."""
 
 from __future__ import annotations
 
