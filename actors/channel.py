@@ -10,21 +10,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from ray.exceptions import ActorUnavailableError, RayError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayTaskError
 
 from actors.naming import ActorAddress
 from actors.outbox import Delta
 from actors.tasks import cancel_all, first_to_end
 from cluster import errors
-from cluster.errors import FaultError, NotReady, RequestError, ShardLost, ShoalError
+from cluster.errors import Displaced, FaultError, NotReady, RequestError, ShardLost, ShoalError
 from cluster.messages import Assignment, DeltaBatch, RequestFailed, ShardRef, TokenDelta
 
 T = TypeVar("T")
+
+REMEMBERED = 1024
+"""Lives of shards that a door shuns at most."""
 
 logger = logging.getLogger(__name__)
 
@@ -38,11 +43,14 @@ ERRORS: dict[str, type[ShoalError]] = {
 
 @dataclass(frozen=True, slots=True)
 class ChannelTiming:
-    """Seconds: life without requests, and how long a shard may be out of reach, tried how often."""
+    """Seconds: life without requests; how long a shard may be out of reach, tried how often; how
+    long it may leave a poll unanswered; and how long it is not asked again after that."""
 
     idle_s: float = 30.0
     patience_s: float = 5.0
     retry_s: float = 0.1
+    silence_s: float = 10.0
+    shun_s: float = 30.0
 
 
 class TokenStream(AsyncIterator[TokenDelta]):
@@ -56,7 +64,7 @@ class TokenStream(AsyncIterator[TokenDelta]):
         """`cancel` has the shard end a choice, or all; False where it never heard of them."""
         self.request_id = assignment.request.request_id
         self._cancel = cancel
-        self._awaited = set(range(assignment.request.choices))
+        self._awaited = set(assignment.outputs())
         self._arrived: asyncio.Queue[Delta | None] = asyncio.Queue()
 
     async def __anext__(self) -> TokenDelta:
@@ -115,6 +123,7 @@ class TokenChannel:
         self._cancels: list[tuple[str, int | None]] = []
         self._outgoing = asyncio.Event()
         self._sending = asyncio.Lock()
+        self.shunned_s = 0.0
         self.closed = False
         self.task = asyncio.get_running_loop().create_task(self._run())
 
@@ -144,22 +153,33 @@ class TokenChannel:
         for stream in tuple(self._streams.values()):
             stream.cancel()
         if self._shard is not None and not self.closed:
-            with contextlib.suppress(RayError):
-                await self._flush()
+            with contextlib.suppress(RayError, TimeoutError):
+                async with asyncio.timeout(self._timing.patience_s):
+                    await self._flush()
         await cancel_all(self.task)
 
     async def _run(self) -> None:
+        """Serve until there is nothing to do. What the end means for who is left: the shard died
+        with it, unless it has not left for the shard yet, or the shard lives and has forgotten us.
+        """
+        kind: type[FaultError] = Displaced
         reason = "the channel was closed"
         try:
             self._shard = await self._address.look_up()
             await first_to_end(self._send(), self._poll())
-        except (RayError, NotReady) as error:
-            reason = f"{self._address.name} is lost"
-            logger.warning("%s: %s", reason, error)
+        except NotReady as error:
+            reason = error.message
+        except RayTaskError as error:
+            reason = f"{self._address.name} lets its requests go: {error.cause}"
+        except (RayError, TimeoutError) as error:
+            kind, reason = ShardLost, f"{self._address.name} is lost"
+            self.shunned_s = math.inf if isinstance(error, ActorDiedError) else self._timing.shun_s
+            logger.warning("%s: %s", reason, error or "it does not answer")
         finally:
             self.closed = True
             for request_id in tuple(self._streams):
-                self._dispatch(RequestFailed(request_id, ShardLost.__name__, reason))
+                fault = Displaced if request_id in self._assigns else kind
+                self._dispatch(RequestFailed(request_id, fault.__name__, reason))
 
     async def _send(self) -> None:
         while True:
@@ -191,7 +211,12 @@ class TokenChannel:
         self.closed = True
 
     async def _next_batch(self, acknowledged: int) -> DeltaBatch:
-        return await self._patiently(lambda: self._shard.deltas.remote(self._door, acknowledged))
+        """Raises TimeoutError where the shard is silent: one that is stopped, or whose node is out
+        of reach, fails no call for as long as Ray takes it to live."""
+        async with asyncio.timeout(self._timing.silence_s):
+            return await self._patiently(
+                lambda: self._shard.deltas.remote(self._door, acknowledged)
+            )
 
     def _dispatch(self, delta: Delta) -> None:
         stream = self._streams.get(delta.request_id)
@@ -214,20 +239,28 @@ class TokenChannel:
 
 
 class Channels:
-    """The channels of one door, by shard and life; each begins with its first request."""
+    """The channels of one door, by shard and life; each begins with its first request.
+
+    A life that was lost is shunned: the scheduler may take a while to hear of it, and a request
+    that is leased there again would otherwise be risked, and blamed, for nothing.
+    """
 
     def __init__(self, namespace: str, door: str, timing: ChannelTiming | None = None) -> None:
         self._namespace = namespace
         self._door = door
         self._timing = timing or ChannelTiming()
         self._channels: dict[ShardRef, TokenChannel] = {}
+        self._shunned: OrderedDict[ShardRef, float] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._channels)
 
     def open(self, assignment: Assignment) -> TokenStream:
         """Send the request where its lease says and listen for its tokens."""
-        return self._channel(assignment.lease.shard).open(assignment)
+        shard = assignment.lease.shard
+        if self._shunned.get(shard, 0.0) > asyncio.get_running_loop().time():
+            return _displaced(assignment)
+        return self._channel(shard).open(assignment)
 
     async def close(self) -> None:
         """Cancel what is open and end every channel."""
@@ -244,3 +277,15 @@ class Channels:
     def _forget(self, shard: ShardRef, channel: TokenChannel) -> None:
         if self._channels.get(shard) is channel:
             del self._channels[shard]
+        if channel.shunned_s:
+            self._shunned[shard] = asyncio.get_running_loop().time() + channel.shunned_s
+            if len(self._shunned) > REMEMBERED:
+                self._shunned.popitem(last=False)
+
+
+def _displaced(assignment: Assignment) -> TokenStream:
+    """The stream of a request that is not sent."""
+    stream = TokenStream(assignment, lambda _request_id, _choice: False)
+    reason = f"{assignment.lease.shard.shard} was lost a moment ago"
+    stream.put(RequestFailed(stream.request_id, Displaced.__name__, reason))
+    return stream

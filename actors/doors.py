@@ -23,6 +23,7 @@ class Door:
         self.last_heard = now
         self.polling = 0
         self.news = asyncio.Event()
+        self.fetched = asyncio.Event()
         self._seen: OrderedDict[str, None] = OrderedDict()
 
     def is_new(self, request_id: str) -> bool:
@@ -89,7 +90,18 @@ class Doors:
         self._heard(name, now).put(failure)
 
     def fail_all(self, kind: str, message: str) -> None:
-        self.deliver([RequestFailed(one, kind, message) for one in tuple(self._door_of)])
+        """Every request is over, for this reason."""
+        self.fail(tuple(self._door_of), kind, message)
+
+    def fail(self, request_ids: Iterable[str], kind: str, message: str) -> None:
+        self.deliver([RequestFailed(one, kind, message) for one in request_ids])
+
+    async def heard(self) -> None:
+        """Wait until every door has fetched and acknowledged all there was for it."""
+        for door in tuple(self._doors.values()):
+            while not door.outbox.is_empty:
+                door.fetched.clear()
+                await door.fetched.wait()
 
     async def poll(self, name: str, acknowledged: int, wait_s: float) -> DeltaBatch:
         """Everything since batch `acknowledged`, as soon as there is some, or an empty batch.
@@ -98,6 +110,8 @@ class Doors:
         """
         clock = asyncio.get_running_loop().time
         door = self._heard(name, clock())
+        door.outbox.acknowledge(acknowledged)
+        door.fetched.set()
         door.polling += 1
         try:
             if not door.outbox.has_news(acknowledged):

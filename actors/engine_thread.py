@@ -17,7 +17,9 @@ from cluster.messages import Assignment, HeldRequest, PageHash, RequestFailed, S
 from cluster.stats import EngineStats
 
 if TYPE_CHECKING:  # importing the engine imports torch, which the shard's owner has no use for
+    from actors.engine.compiled import Wish
     from actors.engine.engine import Engine
+    from actors.engine.runner import Forward
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +41,30 @@ class Outcome:
     snapshot: Snapshot | None
 
 
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """What a step raised, and the ids of the requests that it computed."""
+
+    error: BaseException
+    computing: tuple[str, ...] = ()
+
+
 class EngineThread:
     """Owns the engine: it is built, stepped and asked on this one thread and nowhere else.
 
-    `publish` is called on it once a turn; `crashed` once, with what a step raised, after which
-    the thread has ended, since the pages can no longer be trusted.
+    `publish` is called on it once a turn; `crashed` once, after which the thread has ended, since
+    the pages can no longer be trusted.
     """
 
     def __init__(
         self,
         build: Callable[[], Engine],
         publish: Callable[[Outcome], None],
-        crashed: Callable[[BaseException], None],
+        crashed: Callable[[Crash], None],
     ) -> None:
         self.capacity: Future[ShardCapacity] = Future()
         self.turns = 0
+        self._engine: Engine | None = None
         self._build = build
         self._publish = publish
         self._crashed = crashed
@@ -71,6 +82,10 @@ class EngineThread:
     def busy(self) -> bool:
         """Whether a turn is under way; one that never ends is a wedged device."""
         return self._busy
+
+    def computing(self) -> tuple[str, ...]:
+        """Who is in the step under way; asked from outside, true only of a step that never ends."""
+        return self._engine.computing() if self._engine is not None else ()
 
     def admit(self, assignment: Assignment) -> None:
         self._post(partial(_admit, assignment))
@@ -95,15 +110,23 @@ class EngineThread:
 
     def _run(self) -> None:
         try:
-            engine = self._build()
+            engine = self._engine = self._build()
         except BaseException as error:  # noqa: BLE001 - whatever it is, the waiting owner is told
             self.capacity.set_exception(error)
             return
         self.capacity.set_result(engine.capacity)
+        if engine.wish is not None:
+            Thread(target=self._fulfil, args=(engine.wish,), name="compiler", daemon=True).start()
         try:
             self._serve(engine)
         except BaseException as error:  # noqa: BLE001 - the doors are told before the shard exits
-            self._crashed(error)
+            self._crashed(Crash(error, engine.computing()))
+
+    def _fulfil(self, wish: Wish) -> None:
+        """Beside the serving thread: minutes of compiling, in a process of its own."""
+        program = wish.fulfil()
+        if program is not None:
+            self._post(partial(_adopt, program))
 
     def _serve(self, engine: Engine) -> None:
         while True:
@@ -155,6 +178,10 @@ def _use_threads(count: int, _engine: Engine) -> None:
     import torch
 
     torch.set_num_threads(count)
+
+
+def _adopt(program: Forward, engine: Engine) -> None:
+    engine.adopt(program)
 
 
 def _verify(verdict: Future[None], engine: Engine) -> None:

@@ -20,7 +20,7 @@ from ray.exceptions import RayError
 
 from actors.creation import create_scheduler, create_shard, new_incarnation
 from actors.lifecycle import Backoff, Create, Event, Member, State, Stop, advance, decide
-from actors.lives import Life, Patience, bury, in_words, live
+from actors.lives import Life, Patience, bury, hand_back, in_words, live
 from actors.naming import SCHEDULER, shard_name
 from actors.reporting import ReportTiming
 from actors.shard import ShardSpec, ShardTiming
@@ -72,7 +72,7 @@ class Fleet:
     ) -> None:
         self._config = config
         self._namespace = namespace
-        self._timing = timing or _timing(config.scheduling)
+        self._timing = timing or timing_of(config.scheduling)
         self._models = {model.name: model for model in config.models}
         self._wanted = {model.name: model.shards for model in config.models}
         self._members: dict[str, Member] = {}
@@ -168,16 +168,16 @@ class Fleet:
 
     async def _live(self, wish: Create) -> None:
         """One life; whatever ends it, the actor is dead and its name free before the next."""
-        reason = "it is not wanted any more"
+        reason, fault = "it is not wanted any more", None
         try:
             life = self._lives[wish.name] = self._begin(wish)
             await live(life, self._timing.patience, partial(self._hear, wish.name))
         except Exception as error:  # noqa: BLE001 - the fleet outlives all
-            reason = in_words(error)
+            reason, fault = in_words(error), error
             logger.warning("%s is lost: %s", wish.name, reason)
         finally:
             self._burying.add(wish.name)
-            await self._end(wish.name)
+            await self._end(wish.name, fault)
             self._burying.remove(wish.name)
             self._move(wish.name, Event.LOST, reason)
 
@@ -192,12 +192,14 @@ class Fleet:
         )
         return create_shard(spec, share.cpus)
 
-    async def _end(self, name: str) -> None:
+    async def _end(self, name: str, fault: Exception | None) -> None:
         """Bury, and tell the scheduler: before, so that no new lease goes to the shard, and after,
-        since it may have reported in between."""
+        since it may have reported in between. In between its doors are told, unless all ends."""
         life = self._lives.pop(name, None)
         if life is not None:
             await self._say_gone(life)
+            if fault is not None or self._members[name].state is State.STOPPING:
+                await hand_back(life, fault, self._timing.patience)
             await bury(life, self._timing.patience)
             await self._say_gone(life)
 
@@ -237,6 +239,16 @@ class Fleet:
         self._changed.set()
 
 
-def _timing(config: SchedulingConfig) -> FleetTiming:
-    reports = ReportTiming(heartbeat_s=config.heartbeat_s)
-    return FleetTiming(shards=ShardTiming(reports=reports))
+def timing_of(config: SchedulingConfig) -> FleetTiming:
+    """A shard that gives no sign for `shard_timeout_s` is lost to the fleet, to the scheduler and
+    to the doors alike, so a poll has to be answered well within it."""
+    patience = Patience(
+        ping_every_s=config.heartbeat_s,
+        ping_s=config.shard_timeout_s,
+        step_s=config.step_timeout_s,
+    )
+    shards = ShardTiming(
+        poll_wait_s=min(ShardTiming().poll_wait_s, config.shard_timeout_s / 4),
+        reports=ReportTiming(heartbeat_s=config.heartbeat_s),
+    )
+    return FleetTiming(patience=patience, shards=shards)

@@ -74,7 +74,7 @@ class Backoff:
 
     first_s: float = 1.0
     longest_s: float = 60.0
-    steady_s: float = 60.0
+    steady_s: float = 10.0
 
     def delay(self, losses: int) -> float:
         return 0.0 if losses <= 1 else min(self.first_s * 2.0 ** (losses - 2), self.longest_s)

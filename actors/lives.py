@@ -14,18 +14,20 @@ from ray.exceptions import RayError, RayTaskError
 from actors.lifecycle import Event
 from actors.shard import Pulse
 from actors.tasks import first_to_end
-from cluster.errors import ShardLost, ShoalError, Unschedulable
+from cluster.errors import ShardLost, ShoalError, StepFailed, Unschedulable
 from cluster.messages import ShardRef
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Seconds: until a place is found missing, between pings, for one, for a step, for a death."""
+    """Seconds: until a place is found missing, between pings, for one, for a step, for a shard to
+    let its requests go, for a death."""
 
     place_s: float = 20.0
     ping_every_s: float = 1.0
-    ping_s: float = 20.0
+    ping_s: float = 10.0
     step_s: float = 120.0
+    drain_s: float = 2.0
     death_s: float = 10.0
 
 
@@ -51,6 +53,18 @@ async def live(life: Life, patience: Patience, tell: Listener) -> None:
         await _loaded(life)
     tell(Event.LOADED, "")
     await first_to_end(_death(life.handle), _progress(life.handle, patience))
+
+
+async def hand_back(life: Life, fault: Exception | None, patience: Patience) -> None:
+    """Have a shard that is to be buried tell its doors that their requests go on elsewhere.
+
+    `fault` is what its life ended with, if with any; a shard that is dead or mute is not asked.
+    """
+    speaks = fault is None or isinstance(fault, (RayTaskError, StepFailed))
+    if life.shard is not None and speaks:
+        with contextlib.suppress(RayError, TimeoutError):
+            async with asyncio.timeout(patience.drain_s):
+                await life.handle.drain.remote(isinstance(fault, StepFailed))
 
 
 async def bury(life: Life, patience: Patience) -> None:
@@ -94,7 +108,7 @@ async def _death(handle: Any) -> None:
 
 
 async def _progress(handle: Any, patience: Patience) -> None:
-    """Returns never; raises ShardLost where no answer comes, or a step does not end."""
+    """Returns never; raises ShardLost where no answer comes, StepFailed where a step never ends."""
     clock = asyncio.get_running_loop().time
     turns, moved_at = -1, clock()
     while True:
@@ -106,7 +120,7 @@ async def _progress(handle: Any, patience: Patience) -> None:
         if not isinstance(pulse, Pulse) or not pulse.busy or pulse.turns != turns:
             turns, moved_at = getattr(pulse, "turns", -1), clock()
         elif clock() - moved_at > patience.step_s:
-            raise ShardLost(f"its step has not ended for {patience.step_s:g} s")
+            raise StepFailed(f"its step has not ended for {patience.step_s:g} s")
         await asyncio.sleep(patience.ping_every_s)
 
 

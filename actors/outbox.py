@@ -19,6 +19,7 @@ class Outbox:
 
     def __init__(self) -> None:
         self._sent = DeltaBatch(0, ())
+        self._heard = 0
         self._pending: list[Delta] = []
 
     def put(self, deltas: Iterable[Delta]) -> None:
@@ -41,6 +42,15 @@ class Outbox:
         self._sent = DeltaBatch(acknowledged + 1, tuple(self._pending))
         self._pending.clear()
         return self._sent
+
+    def acknowledge(self, number: int) -> None:
+        """The door has batch `number`."""
+        self._heard = number
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the door has all there was."""
+        return not self._pending and self._heard == self._sent.number
 
     def has_news(self, acknowledged: int) -> bool:
         """Whether `take` would not be empty."""

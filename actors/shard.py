@@ -12,15 +12,16 @@ import logging
 import os
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from actors.devices.assignment import assigned_ids
+from actors.devices.berth import Berth, assigned_berth
 from actors.doors import Doors
-from actors.engine_thread import EngineThread, Outcome
+from actors.engine_thread import Crash, EngineThread, Outcome
 from actors.naming import SCHEDULER, ActorAddress
 from actors.reporting import Reporter, ReportLedger, ReportTiming
 from cluster.config import ModelConfig
-from cluster.errors import ShardLost, StaleLease
+from cluster.errors import Displaced, ShardLost, StaleLease, StepFailed
 from cluster.messages import (
     Assignment,
     DeltaBatch,
@@ -43,6 +44,7 @@ class ShardTiming:
     """Seconds, but for `max_backlog`: deltas a door may leave unread before it is dropped."""
 
     door_timeout_s: float = 10.0
+    settle_s: float = 5.0
     poll_wait_s: float = 2.0
     last_words_s: float = 1.0
     max_backlog: int = 65_536
@@ -51,7 +53,10 @@ class ShardTiming:
 
 @dataclass(frozen=True, slots=True)
 class ShardSpec:
-    """What a shard is born with. `threads`: torch's; `gpus`: 0 means it computes on the CPU."""
+    """What a shard is born with. `threads`: torch's; `gpus`: 0 means it computes on the CPU.
+
+    `claims`: the books, of its machine, in which it claims CPUs.
+    """
 
     ref: ShardRef
     model: ModelConfig
@@ -59,6 +64,7 @@ class ShardSpec:
     threads: int
     gpus: float = 0.0
     timing: ShardTiming = field(default_factory=ShardTiming)
+    claims: str = "shoal"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +83,17 @@ class KVShard:
 
     def __init__(self, spec: ShardSpec) -> None:
         self._spec = spec
-        self._threads = spec.threads
+        self._wanted_threads = self._threads = spec.threads
+        self._berth: Berth | None = None
         self._loop = asyncio.get_running_loop()
         self._doors = Doors(spec.timing.door_timeout_s, spec.timing.max_backlog)
         self._engine = EngineThread(
-            partial(_load_engine, spec),
+            lambda: _load_engine(spec, self._threads),
             publish=self._from_thread(self._on_outcome),
             crashed=self._from_thread(self._on_crash),
         )
         self._lost: asyncio.Future[None] = self._loop.create_future()
+        self._draining = False
         self._reporter: Reporter | None = None
         self._latest: Outcome | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -98,8 +106,12 @@ class KVShard:
     async def load(self) -> ShardCapacity:
         """Build the engine and report to the scheduler from then on. Call it once.
 
-        Raises OperatorError where configuration, weights or memory do not allow it.
+        Raises OperatorError where configuration, devices, weights or memory do not allow it.
         """
+        # First: threads inherit the binding of who starts them, and pages stay where they were put.
+        binding = self._spec.model.resources.binding
+        self._berth = assigned_berth(binding, assigned_ids(), self._spec.claims)
+        self._settle()
         self._engine.start()
         capacity = await asyncio.wrap_future(self._engine.capacity)
         self._reporter = Reporter(
@@ -110,6 +122,7 @@ class KVShard:
         )
         self._keep_running(self._reporter.run())
         self._keep_running(self._sweep_doors())
+        self._keep_running(self._settle_again())
         return capacity
 
     async def ping(self) -> Pulse:
@@ -150,17 +163,36 @@ class KVShard:
         """
         return await self._doors.poll(door, acknowledged, self._spec.timing.poll_wait_s)
 
+    async def drain(self, stuck: bool) -> None:
+        """Let every request go, to another shard, and take no more; returns once all doors know.
+
+        Where it is `stuck`, its step will never end, and who is in it is told so.
+        """
+        self._draining = True
+        name = self._spec.ref.shard
+        if stuck:
+            self._doors.fail(self._engine.computing(), StepFailed.__name__, f"{name} is stuck")
+        self._doors.fail_all(Displaced.__name__, f"{name} is drained")
+        await self._doors.heard()
+
     async def use_threads(self, count: int) -> None:
-        """Compute with `count` CPU threads from the next step on."""
-        self._threads = count
-        self._engine.use_threads(count)
+        """Compute with `count` CPU threads from the next step on, or with as many as it finds CPUs
+        of its own."""
+        self._wanted_threads = count
+        self._settle()
 
     async def stats(self) -> ShardStats:
         """The books as of the last turn. Call after `load`."""
-        if self._latest is None:
+        if self._latest is None or self._berth is None:
             raise ShardLost("the engine has not made its first turn")
         engine = asdict(self._latest.stats)
-        return ShardStats(shard=self._spec.ref, doors=len(self._doors), **engine)
+        return ShardStats(
+            shard=self._spec.ref,
+            doors=len(self._doors),
+            threads=self._threads,
+            binding=self._berth.binding,
+            **engine,
+        )
 
     async def verify(self) -> None:
         """Raises LedgerBroken unless the engine's and the doors' books add up."""
@@ -170,8 +202,8 @@ class KVShard:
     def _refusal(self, assignment: Assignment) -> tuple[str, str] | None:
         if assignment.lease.shard.incarnation != self._spec.ref.incarnation:
             return StaleLease.__name__, f"{self._spec.ref.shard} was replaced since the lease"
-        if self._lost.done():
-            return ShardLost.__name__, f"{self._spec.ref.shard} is about to exit"
+        if self._draining or self._lost.done():
+            return Displaced.__name__, f"{self._spec.ref.shard} is about to exit"
         return None
 
     def _on_outcome(self, outcome: Outcome) -> None:
@@ -181,14 +213,18 @@ class KVShard:
         if self._reporter is not None:
             self._reporter.enter(outcome)
 
-    def _on_crash(self, error: BaseException) -> None:
-        """Say it to all who wait, leave them a moment to hear it, and go: the pages are suspect."""
+    def _on_crash(self, crash: Crash) -> None:
+        """Say it to all who wait, leave them a moment to hear it, and go: the pages are suspect.
+
+        Who was in the step is told so, since one of them may be the cause.
+        """
         if self._lost.done():
             return
-        logger.error("%r gives itself up", self, exc_info=error)
+        logger.error("%r gives itself up", self, exc_info=crash.error)
         name = self._spec.ref.shard
-        self._doors.fail_all(ShardLost.__name__, f"{name} failed at a step")
-        self._lost.set_exception(ShardLost(f"{name} failed: {error!r}"))
+        self._doors.fail(crash.computing, StepFailed.__name__, f"{name} failed at a step of it")
+        self._doors.fail_all(Displaced.__name__, f"{name} failed at a step of others")
+        self._lost.set_exception(ShardLost(f"{name} failed: {crash.error!r}"))
         self._loop.call_later(self._spec.timing.last_words_s, os._exit, 1)
 
     async def _sweep_doors(self) -> None:
@@ -196,6 +232,21 @@ class KVShard:
             await asyncio.sleep(self._spec.timing.door_timeout_s / 4)
             for request_id in self._doors.sweep(self._loop.time()):
                 self._engine.cancel(request_id, None)
+
+    async def _settle_again(self) -> None:
+        """A neighbour that leaves, or narrows, makes room later than we are told to take it."""
+        while True:
+            await asyncio.sleep(self._spec.timing.settle_s)
+            self._settle()
+
+    def _settle(self) -> None:
+        """Before it is loaded, a shard only remembers how many threads it is to have."""
+        if self._berth is None:
+            return
+        threads = self._berth.settle(self._wanted_threads)
+        if threads != self._threads:
+            self._threads = threads
+            self._engine.use_threads(threads)
 
     def _keep_running(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
@@ -206,7 +257,7 @@ class KVShard:
         """The tasks are endless, so one that ended has failed, and the shard with it."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            self._on_crash(error)
+            self._on_crash(Crash(error))
 
     def _from_thread(self, method: Callable[[T], None]) -> Callable[[T], None]:
         """The method, to be called on another thread and run on the loop."""
@@ -217,14 +268,15 @@ class KVShard:
         return call
 
 
-def _load_engine(spec: ShardSpec) -> Engine:
+def _load_engine(spec: ShardSpec, threads: int) -> Engine:
     # Here, not above: the fleet imports this file, and torch is the shard's own affair. Ray sets
     # OMP_NUM_THREADS to 1 for an actor of few CPUs; this overrides it for all threads.
     import torch
 
-    torch.set_num_threads(spec.threads)
+    torch.set_num_threads(threads)
     from actors.engine.engine import load_engine
-    from actors.models import ensure_model
+    from actors.models import default_cache, ensure_model
 
     device = torch.device("cuda" if spec.gpus else "cpu")
-    return load_engine(ensure_model(spec.model.source), spec.model, device)
+    programs = default_cache() / "programs"
+    return load_engine(ensure_model(spec.model.source), spec.model, device, programs)

@@ -12,24 +12,24 @@ away that an older sequence does not need at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
-from cluster.block_tables import BlockTables
+from cluster.block_tables import BlockTables, check_room
 from cluster.blocks import BlockPool, page_hashes, root_hash
 from cluster.config import BatchingConfig
-from cluster.errors import ConfigError, ContextTooLong, InvalidRequest, LedgerBroken
+from cluster.errors import ContextTooLong, InvalidRequest, LedgerBroken
 from cluster.messages import (
     Assignment,
     FinishReason,
     HeldRequest,
-    Request,
+    PageHash,
     TokenDelta,
     TokenLogprob,
 )
 from cluster.roster import Roster
 from cluster.sequences import Family, State, Tracked, finish_reason, track
-from cluster.steps import Chunk, PageCopy, StepPlan, StepResult
+from cluster.steps import Chunk, PageCopy, StepPlan, StepResult, pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Batcher:
     """
 
     def __init__(self, pool: BlockPool, config: BatchingConfig, max_model_len: int) -> None:
-        _check_pool(pool, max_model_len)
+        check_room(pool, max_model_len)
         self._pool = pool
         self._tables = BlockTables(pool)
         self._roster = Roster(self._tables, config.places)
@@ -84,6 +84,7 @@ class Batcher:
         self._reserve = max(1, pool.num_blocks // 100)
         self._arrivals = 0
         self._started: list[str] = []
+        self._unsettled: list[StepPlan] = []
         self._steps = 0
         self._tokens_computed = 0
         self._tokens_sampled = 0
@@ -99,11 +100,10 @@ class Batcher:
         Raises, having changed nothing, InvalidRequest for an empty prompt, ContextTooLong for one
         that leaves no room for output, IllegalTransition where its id is here already.
         """
-        request, salt = assignment.request, assignment.salt
-        self._check(request)
-        caching = self._pool.prefix_caching
-        hashes = page_hashes(request.prompt, self._pool.block_size, salt) if caching else ()
-        self._roster.enter(track(request, self._arrivals, root_hash(salt), hashes))
+        self._check(assignment)
+        hashes = partial(self._hashes, assignment.salt)
+        root = root_hash(assignment.salt)
+        self._roster.enter(track(assignment, self._arrivals, root, hashes))
         self._arrivals += 1
 
     def cancel(self, request_id: str, choice: int | None = None) -> None:
@@ -127,25 +127,37 @@ class Batcher:
         for tracked in prefills:
             self._draft_chunk(draft, tracked)
         self._draft_waiting(draft)
-        return StepPlan(tuple(draft.chunks), tuple(draft.copies)) if draft.chunks else None
+        if not draft.chunks:
+            return None
+        plan = StepPlan(tuple(draft.chunks), tuple(draft.copies))
+        self._unsettled.append(plan)
+        return plan
 
     def settle(self, plan: StepPlan, result: StepResult) -> list[TokenDelta]:
         """Enter what the step gave; what it gave for sequences cancelled meanwhile is dropped.
 
         Raises LedgerBroken where result and plan, or plan and sequences, do not fit together.
         """
+        if plan not in self._unsettled:
+            raise LedgerBroken("a step that was not planned here, or is settled already")
         self._steps += 1
         deltas: list[TokenDelta] = []
-        for chunk, sampled, scores in _pair(plan, result):
+        for chunk, sampled, scores in pair(plan, result):
             tracked = self._roster.living(chunk.sequence)
             if tracked is not None:
                 self._advance(tracked, chunk, scores)
                 deltas += self._deltas(tracked, sampled)
+        self._unsettled.remove(plan)
         return deltas
 
     def held(self) -> tuple[HeldRequest, ...]:
         """All requests that are here, oldest first."""
         return tuple(family.held() for family in self._roster.families.values())
+
+    def computing(self) -> tuple[str, ...]:
+        """Ids of the requests in steps that were planned and are not settled."""
+        chunks = (chunk for plan in self._unsettled for chunk in plan.chunks)
+        return tuple(dict.fromkeys(chunk.sequence.request.request_id for chunk in chunks))
 
     def drain_progress(self) -> Progress:
         """Requests that started and that ended since the last call."""
@@ -172,15 +184,22 @@ class Batcher:
         """Raise LedgerBroken unless lines, states, block tables and the pool agree."""
         self._roster.verify()
 
-    def _check(self, request: Request) -> None:
+    def _check(self, assignment: Assignment) -> None:
+        request = assignment.request
         if not request.prompt:
             raise InvalidRequest("the prompt has no tokens", "prompt")
-        if len(request.prompt) + min(1, request.stopping.max_tokens) > self._max_model_len:
+        known = len(request.prompt) + max(map(len, assignment.outputs().values()))
+        if known + min(1, request.stopping.max_tokens) > self._max_model_len:
             raise ContextTooLong(
-                f"the prompt has {len(request.prompt)} tokens, which leaves no room for output"
-                f" in the context of {self._max_model_len}",
+                f"there are {known} tokens, which leaves no room for output in the context of"
+                f" {self._max_model_len}",
                 "prompt",
             )
+
+    def _hashes(self, salt: bytes, tokens: tuple[int, ...]) -> tuple[PageHash, ...]:
+        if not self._pool.prefix_caching:
+            return ()
+        return page_hashes(tokens, self._pool.block_size, salt)
 
     def _draft_chunk(self, draft: _Draft, tracked: Tracked) -> None:
         """Add what budget and pages allow of it, preempting only if not one token fits."""
@@ -201,9 +220,21 @@ class Batcher:
 
     def _draft_waiting(self, draft: _Draft) -> None:
         """Let waiting sequences in, as far as there are budget, places and pages to spare."""
-        while draft.budget and (tracked := self._roster.start_next(self._reserve)):
+        while draft.budget and not self._awaits_verdict():
+            tracked = self._roster.start_next(self._reserve)
+            if tracked is None:
+                return
             self._count_hits(tracked)
             self._draft_chunk(draft, tracked)
+
+    def _awaits_verdict(self) -> bool:
+        """Whether the next to start is a suspect, and another one is on trial: a step that fails
+        must not leave two to blame."""
+        line = self._roster.waiting
+        if not line or not line[0].family.on_trial:
+            return False
+        tried = (one.family for one in self._roster.running if one.family.on_trial)
+        return any(family is not line[0].family for family in tried)
 
     def _count_hits(self, tracked: Tracked) -> None:
         hits = tracked.sequence.computed
@@ -225,7 +256,7 @@ class Batcher:
         sequence, family = tracked.sequence, tracked.family
         if sequence.request.stopping.max_tokens == 0:
             return self._end_scored(family) if tracked.behind == 0 else []
-        if sequence.computed == sequence.prompt_len and sequence.choice == family.leader:
+        if sequence.computed >= sequence.prompt_len and sequence.choice == family.leader:
             self._roster.fork_from(tracked)
         return [self._append(tracked, sampled)] if sampled is not None else []
 
@@ -263,34 +294,4 @@ class Batcher:
             finish=finish,
             cached_tokens=(family.cached_tokens or 0) if first else 0,
             prompt_logprobs=scores,
-        )
-
-
-def _pair(
-    plan: StepPlan, result: StepResult
-) -> Iterator[tuple[Chunk, TokenLogprob | None, tuple[TokenLogprob, ...]]]:
-    """Each chunk with its sampled token and its prompt scores, None and () if not asked for."""
-    asked = sum(c.samples for c in plan.chunks), sum(c.score_prompt for c in plan.chunks)
-    given = len(result.sampled), len(result.prompt_scores)
-    if asked != given:
-        raise LedgerBroken(f"samples and prompt scores asked {asked}, given {given}")
-    sampled, scores = iter(result.sampled), iter(result.prompt_scores)
-    for chunk in plan.chunks:
-        yield (
-            chunk,
-            next(sampled) if chunk.samples else None,
-            next(scores) if chunk.score_prompt else (),
-        )
-
-
-def _check_pool(pool: BlockPool, max_model_len: int) -> None:
-    room = pool.num_blocks * pool.block_size
-    if room < max_model_len:
-        needed = -(-max_model_len // pool.block_size)
-        raise ConfigError(
-            f"the KV pool holds {pool.num_blocks} pages of {pool.block_size} tokens = {room}, less"
-            f" than one sequence of max_model_len = {max_model_len}: give it {needed} pages or"
-            f" more (cache.num_blocks, memory_gib or memory_fraction), or lower max_model_len"
-            f" to {room}",
-            "cache.num_blocks",
         )

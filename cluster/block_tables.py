@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from cluster.blocks import BlockPool, page_hash
-from cluster.errors import LedgerBroken
+from cluster.errors import ConfigError, LedgerBroken
 from cluster.messages import PageHash
 from cluster.sequences import State, Tracked
 from cluster.steps import PageCopy
@@ -69,13 +69,15 @@ class BlockTables:
                 self._pool.seal(sequence.blocks[index], self._hash(tracked, index))
 
     def fork(self, leader: Tracked, follower: Tracked) -> None:
-        """Share all of the leader's pages, which hold just the prompt, with the follower.
+        """Share the leader's pages of the prompt with the follower.
 
         The prompt's last token stays to be computed again: its logits are what the follower
-        samples its first token from.
+        samples its first token from. The last of the pages may hold tokens of the leader's own
+        behind the prompt; the follower writes its own, into a copy, before it reads there.
         """
-        follower.sequence.blocks = list(leader.sequence.blocks)
-        follower.sequence.computed = follower.sequence.prompt_len - 1
+        prompt_len = follower.sequence.prompt_len
+        follower.sequence.blocks = leader.sequence.blocks[: self._pages(prompt_len)]
+        follower.sequence.computed = prompt_len - 1
         self._pool.take(follower.sequence.blocks)
 
     def close(self, tracked: Tracked) -> None:
@@ -127,3 +129,17 @@ class BlockTables:
                 page_hash(parent, tracked.sequence.tokens[start : start + self._block_size])
             )
         return hashes[index]
+
+
+def check_room(pool: BlockPool, max_model_len: int) -> None:
+    """Raise ConfigError where one sequence of `max_model_len` tokens would not fit the pool."""
+    room = pool.num_blocks * pool.block_size
+    if room < max_model_len:
+        needed = -(-max_model_len // pool.block_size)
+        raise ConfigError(
+            f"the KV pool holds {pool.num_blocks} pages of {pool.block_size} tokens = {room}, less"
+            f" than one sequence of max_model_len = {max_model_len}: give it {needed} pages or"
+            f" more (cache.num_blocks, memory_gib or memory_fraction), or lower max_model_len"
+            f" to {room}",
+            "cache.num_blocks",
+        )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -15,6 +16,9 @@ class Frozen(BaseModel):
     """A part of the configuration: no unknown fields, no writes after parsing."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+M = TypeVar("M", bound=Frozen)
 
 
 class CacheConfig(Frozen):
@@ -52,6 +56,9 @@ class ResourcesConfig(Frozen):
     cpus: float | None = Field(None, ge=0, description="By default one, or a part of one.")
     gpus: float | None = Field(None, ge=0, description="By default 1 where the cluster has GPUs.")
     threads: int | None = Field(None, ge=1, description="By default `cpus`, or the cores shared.")
+    binding: Literal["auto", "measured", "off"] = Field(
+        "auto", description="To CPUs and memory near the device; measured: only if a probe gains."
+    )
     custom: dict[str, float] = Field(default_factory=dict, description="Ray custom resources.")
 
 
@@ -66,6 +73,9 @@ class ModelConfig(Frozen):
         " `package:<distribution>==<version>/<file.gguf>[#sha256=<hex>]`, or a hub id.",
     )
     dtype: Dtype = Field("auto", description="Precision of weights and KV; auto: as saved.")
+    compile: Literal["auto", "off"] = Field(
+        "auto", description="On a CPU with a C++ compiler, compile the model beside serving it."
+    )
     max_model_len: int | None = Field(None, ge=2, description="Context, tokens.")
     shards: int = Field(1, ge=0, le=4096, description="Shards wanted at start.")
     load_timeout_s: float = Field(600.0, gt=0, description="A shard not ready by then is retried.")
@@ -192,6 +202,9 @@ class SchedulingConfig(Frozen):
     claim_timeout_s: float = Field(30.0, gt=0, description="A lease nobody used is taken back.")
     heartbeat_s: float = Field(1.0, gt=0, description="A shard reports at least this often.")
     shard_timeout_s: float = Field(10.0, gt=0, description="Silent for so long, a shard is lost.")
+    step_timeout_s: float = Field(
+        120.0, gt=0, description="A shard whose step takes longer is lost: its device hangs."
+    )
     not_ready_timeout_s: float = Field(
         30.0, gt=0, description="So long a request waits while no shard serves its model."
     )
@@ -209,6 +222,9 @@ class SchedulingConfig(Frozen):
             raise ValueError(f"class names must differ, got {names}")
         if self.default_class not in names:
             raise ValueError(f"default_class must be one of {names}, got {self.default_class!r}")
+        meant = [tier for sla in self.classes for tier in {sla.name, *sla.tiers}]
+        if len(set(meant)) != len(meant):
+            raise ValueError(f"a tier or name must mean one class only, got {sorted(meant)}")
         return self
 
     @model_validator(mode="after")
@@ -225,6 +241,21 @@ class SchedulingConfig(Frozen):
         return self
 
 
+class FailoverConfig(Frozen):
+    """What becomes of an accepted request when its shard is lost: it goes on at another one."""
+
+    patience_s: float = Field(
+        120.0, ge=0, description="So long it waits for a shard, from one token to the next."
+    )
+    first_delay_s: float = Field(
+        0.05, gt=0, description="Before another shard is asked for; then doubling."
+    )
+    longest_delay_s: float = Field(2.0, gt=0, description="Bound of that.")
+    max_deaths: int = Field(
+        32, ge=1, description="Shards that may die while they run it before it is refused."
+    )
+
+
 class AuthConfig(Frozen):
     """Who may speak to the doors. `none` answers everybody who can reach the port."""
 
@@ -239,7 +270,13 @@ class GatewayConfig(Frozen):
 
     replicas: int = Field(1, ge=1)
     max_ongoing_requests: int = Field(4096, ge=1)
-    max_body_bytes: int = Field(16 * 2**20, ge=1024)
+    max_body_bytes: int = Field(
+        2 * 2**20, ge=1024, description="Parsing so much holds the door for 0.2 s at worst."
+    )
+    body_timeout_s: float = Field(30.0, gt=0, description="A body not whole by then is refused.")
+    cors_origins: tuple[str, ...] = Field(
+        (), description="Web pages of these origins may call the API from a browser; `*`: all."
+    )
     max_choices: int = Field(16, ge=1, description="Largest `n`.")
     max_logprobs: int = Field(20, ge=0, description="Largest `top_logprobs`.")
     auth: AuthConfig = AuthConfig()
@@ -259,6 +296,7 @@ class ShoalConfig(Frozen):
     scheduling: SchedulingConfig = SchedulingConfig()
     gateway: GatewayConfig = GatewayConfig()
     router: RouterConfig = RouterConfig()
+    failover: FailoverConfig = FailoverConfig()
 
     @model_validator(mode="after")
     def _model_names_differ(self) -> ShoalConfig:
@@ -268,19 +306,42 @@ class ShoalConfig(Frozen):
         return self
 
 
+class FleetSettings(Frozen):
+    """What the Fleet's `user_config` may hold: knobs that need no restart."""
+
+    shards: dict[str, Annotated[int, Field(ge=0, le=4096)]] = Field(
+        default_factory=dict, description="Shards wanted, by model."
+    )
+
+
 def parse_config(args: dict[str, Any]) -> ShoalConfig:
     """Check `args` and compose the configuration.
 
     Raises ConfigError whose message lists every wrong field: its path, what was wrong, and what
     is allowed there.
     """
+    return _parse(ShoalConfig, args, "args")
+
+
+def parse_settings(user_config: dict[str, Any], models: Iterable[str]) -> FleetSettings:
+    """Check the Fleet's `user_config`, where `models` are served. Raises ConfigError likewise."""
+    settings = _parse(FleetSettings, user_config, "user_config")
+    known = sorted(models)
+    for name in settings.shards:
+        if name not in known:
+            path = f"user_config.shards.{name}"
+            raise ConfigError(f"{path}: no such model (allowed: {', '.join(known)})", path)
+    return settings
+
+
+def _parse(kind: type[M], data: Any, root: str) -> M:
     try:
-        return ShoalConfig.model_validate(args)
+        return kind.model_validate(data)
     except ValidationError as error:
         problems = _root_causes(error.errors(include_url=False))
-        lines = [f"  {_path(p['loc'])}: {p['msg']}{_allowed(p)}" for p in problems]
+        lines = [f"  {_path(root, p['loc'])}: {p['msg']}{_allowed(kind, p)}" for p in problems]
         raise ConfigError(
-            "the configuration is refused:\n" + "\n".join(lines), _path(problems[0]["loc"])
+            "the configuration is refused:\n" + "\n".join(lines), _path(root, problems[0]["loc"])
         ) from None
 
 
@@ -294,16 +355,15 @@ def _root_causes(problems: list[Any]) -> list[Any]:
     return [problem for problem in problems if not repeats(problem["loc"])]
 
 
-def _path(loc: tuple[int | str, ...]) -> str:
-    dotted = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
-    return "args" + dotted
+def _path(root: str, loc: tuple[int | str, ...]) -> str:
+    return root + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
 
 
-def _allowed(problem: Any) -> str:
+def _allowed(kind: type[Frozen], problem: Any) -> str:
     """For an unknown field, the fields that would have been known there."""
     if problem["type"] != "extra_forbidden":
         return f" (got {problem['input']!r})"
-    model: Any = ShoalConfig
+    model: Any = kind
     for part in problem["loc"][:-1]:
         model = _descend(model, part)
     return f" (allowed: {', '.join(sorted(model.model_fields))})"

@@ -18,8 +18,12 @@
     |   +-- ModelUnavailable        the weights cannot be had; says what was tried
     |   +-- UnsupportedModel        the family cannot be served exactly; names it
     |   +-- Unschedulable           no node has what a shard asks for; says what is missing
+    |   +-- DeviceUnavailable       a GPU or MIG slice cannot be had or changed; says what to do
     +-- FaultError              ours: a part of the system failed
         +-- ShardLost               the shard died with the sequence on it
+        |   +-- StepFailed              in a step that computed the sequence
+        +-- Displaced               the shard let the request go; it goes on elsewhere
+        +-- PoisonRequest           shards died of it; names the request
         +-- SchedulerLost           the scheduler could not be reached
         +-- StaleLease              the lease belongs to another life of the shard
         +-- IllegalTransition       a state change that the table does not allow
@@ -132,12 +136,28 @@ class Unschedulable(OperatorError):
     """No node offers what a shard asks for; the message says what is missing."""
 
 
+class DeviceUnavailable(OperatorError):
+    """A GPU or MIG slice cannot be had, or cannot be cut; the message says what to do."""
+
+
 class FaultError(ShoalError):
     """A part of the system failed; nobody outside has to change anything."""
 
 
 class ShardLost(FaultError):
     """The shard died, or stopped answering, with the sequence on it."""
+
+
+class StepFailed(ShardLost):
+    """A step that computed the sequence failed, and the shard with it."""
+
+
+class Displaced(FaultError):
+    """The shard let the request go, or never had it, and did not die of it."""
+
+
+class PoisonRequest(FaultError):
+    """Shards died of this request whenever they ran it, so no further one is risked for it."""
 
 
 class SchedulerLost(FaultError):

@@ -180,12 +180,33 @@ class DecisionBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class Emitted:
+    """The output `tokens` of one choice that its client has already."""
+
+    choice: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Assignment:
-    """Door to shard: serve this request under this lease. `salt` roots the prefix hashes."""
+    """Door to shard: serve this request under this lease. `salt` roots the prefix hashes.
+
+    Where another shard began, `emitted` names the choices that go on and what is out of them:
+    output like any other to penalties, positions and limits, but not sent again. A `suspect` was
+    there when a shard died, so until its next token is out it shares no step with another suspect.
+    """
 
     lease: Lease
     request: Request
     salt: bytes
+    emitted: tuple[Emitted, ...] = ()
+    suspect: bool = False
+
+    def outputs(self) -> dict[int, tuple[int, ...]]:
+        """Each choice that is to be computed, with the output that exists of it."""
+        if self.emitted:
+            return {one.choice: one.tokens for one in self.emitted}
+        return dict.fromkeys(range(self.request.choices), ())
 
 
 @dataclass(frozen=True, slots=True)

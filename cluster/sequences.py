@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from cluster.errors import IllegalTransition
-from cluster.messages import FinishReason, HeldRequest, PageHash, Request, TokenLogprob
+from cluster.messages import (
+    Assignment,
+    FinishReason,
+    HeldRequest,
+    PageHash,
+    Request,
+    TokenLogprob,
+)
 from cluster.steps import Chunk, Sequence
 
 
@@ -35,7 +43,8 @@ class Tracked:
     """One sequence and what batching has to remember of it.
 
     `order` is its arrival: the request's number on this shard, then the choice. `hashes` are
-    those of its full pages as far as they were needed yet; the prompt's are there from the start.
+    those of its full pages as far as they were needed yet; those of the tokens that it came with
+    are there from the start.
     """
 
     sequence: Sequence
@@ -79,7 +88,8 @@ class Family:
 
     The `leader` (a choice) computes the prompt, the others fork from it. `scores` are the
     prompt's log probabilities so far, None where nobody asked or they are delivered. `produced`
-    counts the output tokens of the choices that have ended.
+    counts the output tokens of the choices that have ended. `suspect`: a shard died of it, or of
+    what ran beside it.
     """
 
     request: Request
@@ -88,8 +98,14 @@ class Family:
     leader: int = 0
     scores: list[TokenLogprob | None] | None = None
     cached_tokens: int | None = None
+    suspect: bool = False
     started: bool = False
     produced: int = 0
+
+    @property
+    def on_trial(self) -> bool:
+        """Whether it is a suspect that has not shown yet that a step survives it."""
+        return self.suspect and not self.started
 
     def awaiting(self) -> list[Tracked]:
         """Those that still wait for the leader, by choice."""
@@ -113,17 +129,30 @@ class Family:
 
 
 def track(
-    request: Request, arrival: int, root: PageHash, prompt_hashes: tuple[PageHash, ...]
+    assignment: Assignment,
+    arrival: int,
+    root: PageHash,
+    hashes: Callable[[tuple[int, ...]], tuple[PageHash, ...]],
 ) -> Family:
-    """A new family: its leader WAITING, the others AWAITING_LEADER."""
-    wants_scores = request.sampling.prompt_logprobs is not None
-    family = Family(request, root, scores=[None] if wants_scores else None)
-    for choice in range(request.choices):
-        sequence = Sequence(request, choice, list(request.prompt))
-        state = State.AWAITING_LEADER if choice else State.WAITING
-        family.members[choice] = Tracked(
-            sequence, family, (arrival, choice), list(prompt_hashes), state
-        )
+    """A new family: its leader WAITING, the others AWAITING_LEADER.
+
+    The first delta of choice 0 delivers the prompt's scores, so whoever has one is owed none.
+    """
+    request, outputs = assignment.request, assignment.outputs()
+    owes_scores = request.sampling.prompt_logprobs is not None and outputs.get(0) == ()
+    family = Family(
+        request,
+        root,
+        leader=min(outputs),
+        scores=[None] if owes_scores else None,
+        suspect=assignment.suspect,
+    )
+    prompt_hashes = hashes(request.prompt)
+    for choice, output in outputs.items():
+        sequence = Sequence(request, choice, [*request.prompt, *output])
+        state = State.WAITING if choice == family.leader else State.AWAITING_LEADER
+        known = hashes(request.prompt + output) if output else prompt_hashes
+        family.members[choice] = Tracked(sequence, family, (arrival, choice), list(known), state)
     return family
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from cluster.binding import Binding
 from cluster.messages import ShardRef
 
 
@@ -12,7 +13,8 @@ class EngineStats:
     """Pages and sequences now, and totals since the start.
 
     used + cached + free = total: `used_pages` belong to live sequences, `cached_pages` are kept
-    only for their prefix and may be reused at once.
+    only for their prefix and may be reused at once. `compiled`: by a program made
+    for the model, not by its layers one by one.
     """
 
     steps: int
@@ -26,14 +28,18 @@ class EngineStats:
     tokens_computed: int
     tokens_sampled: int
     prefix_hit_tokens: int
+    compiled: bool
 
 
 @dataclass(frozen=True, slots=True)
 class ShardStats(EngineStats):
-    """The books of a shard's engine, which shard it is, and how many doors listen to it."""
+    """The books of a shard's engine, which shard it is, how many doors listen to it, and where it
+    computes: with how many threads, bound to what, and why."""
 
     shard: ShardRef
     doors: int
+    threads: int
+    binding: Binding
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,10 @@ These objects stay within one process: the engine reads sequences, only the plan
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from cluster.errors import LedgerBroken
 from cluster.messages import Request, TokenLogprob
 
 
@@ -77,3 +79,23 @@ class StepResult:
 
     sampled: tuple[TokenLogprob, ...]
     prompt_scores: tuple[tuple[TokenLogprob, ...], ...] = ()
+
+
+def pair(
+    plan: StepPlan, result: StepResult
+) -> Iterator[tuple[Chunk, TokenLogprob | None, tuple[TokenLogprob, ...]]]:
+    """Each chunk with its sampled token and its prompt scores, None and () if not asked for.
+
+    Raises LedgerBroken where plan and result do not fit together.
+    """
+    asked = sum(c.samples for c in plan.chunks), sum(c.score_prompt for c in plan.chunks)
+    given = len(result.sampled), len(result.prompt_scores)
+    if asked != given:
+        raise LedgerBroken(f"samples and prompt scores asked {asked}, given {given}")
+    sampled, scores = iter(result.sampled), iter(result.prompt_scores)
+    for chunk in plan.chunks:
+        yield (
+            chunk,
+            next(sampled) if chunk.samples else None,
+            next(scores) if chunk.score_prompt else (),
+        )

@@ -2,21 +2,24 @@
 
 A door asks the router for a lease, hands the request to the leased shard over the channel that it
 keeps open there, and yields what the shard computes. Whatever ends the request early, the door
-says so, since nobody else can know that a client has gone. Until the first token is out, a shard
-that dies costs the client nothing but time: the door asks for another lease.
+says so, since nobody else can know that a client has gone. A shard that dies costs the client
+nothing but time: prompt and transcript are all the state there is, so the door asks for another
+lease, and the next shard goes on from them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
-from contextlib import aclosing
-from dataclasses import replace
+import logging
+import math
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from actors.channel import TokenStream
 from cluster.blocks import page_hashes
-from cluster.config import ModelConfig
+from cluster.config import ShoalConfig
 from cluster.errors import (
     BudgetExhausted,
     CapacityError,
@@ -24,10 +27,9 @@ from cluster.errors import (
     InvalidRequest,
     NotReady,
     QueueFull,
-    ShardLost,
     ShoalError,
-    StaleLease,
 )
+from cluster.failover import Recovery, Transcript
 from cluster.messages import (
     Assignment,
     Decision,
@@ -40,10 +42,7 @@ from cluster.messages import (
 )
 from deployments.auth import tenant_salt
 
-PLACEMENT_ATTEMPTS = 5
-REPLACE_DELAY_S = 0.2
-"""Before a second lease, and doubled before each one after it; the fleet sees a death, and tells
-the scheduler, within the first."""
+logger = logging.getLogger(__name__)
 
 _CAPACITY_ERRORS: dict[RefusalKind, type[CapacityError]] = {
     RefusalKind.QUEUE_FULL: QueueFull,
@@ -75,6 +74,31 @@ class ShardStreams(Protocol):
         """Cancel what is open and leave every shard."""
 
 
+@dataclass(slots=True)
+class _Flight:
+    """One request on its way through any number of attempts; `stream` is that of the present."""
+
+    request: Request
+    recovery: Recovery
+    transcript: Transcript
+    deadline_at: float
+    attempts: int = 0
+    stream: TokenStream | None = None
+
+    def next_attempt(self, now: float) -> Request:
+        """The request as it is asked for now. Each attempt has an id of its own: the scheduler
+        may still hold the one before, and what a shard says of that one is heard by nobody."""
+        number, self.attempts = self.attempts, self.attempts + 1
+        name = f"{self.request.request_id}~{number}" if number else self.request.request_id
+        deadline_s = None if math.isinf(self.deadline_at) else max(0.0, self.deadline_at - now)
+        return replace(self.request, request_id=name, deadline_s=deadline_s)
+
+    def stop(self, choice: int) -> None:
+        self.transcript.close(choice)
+        if self.stream is not None:
+            self.stream.cancel(choice)
+
+
 class Door:
     """One process's way into the cluster, for any number of requests at once."""
 
@@ -82,65 +106,91 @@ class Door:
         self,
         leases: LeaseSource,
         channels: ShardStreams,
-        models: Iterable[ModelConfig],
-        replace_delay_s: float = REPLACE_DELAY_S,
+        config: ShoalConfig,
+        uniform: Callable[[], float],
     ) -> None:
+        """`uniform` gives numbers from [0, 1): chance, for pauses that differ."""
         self._leases = leases
         self._channels = channels
-        self._replace_delay_s = replace_delay_s
-        self._block_size = {model.name: model.cache.block_size for model in models}
-        self._streams: dict[str, TokenStream] = {}
+        self._config = config.failover
+        self._uniform = uniform
+        self._block_size = {model.name: model.cache.block_size for model in config.models}
+        self._trials = {model.name: asyncio.Lock() for model in config.models}
+        self._flights: dict[str, _Flight] = {}
 
     async def generate(self, request: Request) -> AsyncGenerator[TokenDelta, None]:
-        """The deltas of every choice of `request`, those of one choice in order.
+        """The deltas of every choice of `request`, those of one choice in order, each once.
 
         Closing the generator cancels what is not finished. Raises InvalidRequest or CapacityError
-        when refused, FaultError when the cluster failed it.
+        when refused, FaultError when the cluster failed it for longer than `failover` allows.
         """
-        lost: ShoalError = ShardLost("no shard was tried")
-        for attempt in range(PLACEMENT_ATTEMPTS):
-            if attempt:
-                await asyncio.sleep(self._replace_delay_s * 2 ** (attempt - 1))
-            async with aclosing(self._attempt(request, attempt)) as deltas:
+        clock = asyncio.get_running_loop().time
+        flight = self._flights[request.request_id] = self._flight(request, clock())
+        try:
+            while flight.transcript:
                 try:
-                    first = await anext(deltas, None)
-                except (ShardLost, StaleLease) as error:
+                    async with aclosing(self._attempt(flight, clock())) as deltas:
+                        async for delta in deltas:
+                            yield delta
+                    return
+                except ShoalError as error:
                     lost = error
-                    continue
-                if first is not None:  # else this door was left before there was one
-                    yield first
-                async for delta in deltas:
-                    yield delta
-                return
-        raise lost
+                if flight.transcript:
+                    await self._pause(flight, lost, clock())
+        finally:
+            del self._flights[request.request_id]
 
     def stop(self, request_id: str, choice: int) -> None:
         """This choice needs no more tokens: the text layer found a stop string."""
-        stream = self._streams.get(request_id)
-        if stream is not None:
-            stream.cancel(choice)
+        flight = self._flights.get(request_id)
+        if flight is not None:
+            flight.stop(choice)
 
     async def close(self) -> None:
         """Leave every shard; their sequences of this door are cancelled."""
         await self._channels.close()
 
-    async def _attempt(self, request: Request, number: int) -> AsyncGenerator[TokenDelta, None]:
-        """One lease and its deltas; leaving early tells the shard, or the scheduler."""
-        asked = replace(request, request_id=_attempt_id(request, number))
-        salt = tenant_salt(request.tenant)
-        lease = await self._lease(self._submission(asked, salt))
-        stream = self._channels.open(Assignment(lease, asked, salt))
-        self._streams[request.request_id] = stream
-        try:
-            async for delta in stream:
-                yield delta
-        except ShoalError:  # the shard may not hold it, and would then never report its end
-            self._leases.withdraw(asked.request_id)
-            raise
-        finally:
-            del self._streams[request.request_id]
-            if not stream.cancel():
-                self._leases.withdraw(asked.request_id)
+    def _flight(self, request: Request, now: float) -> _Flight:
+        deadline_at = math.inf if request.deadline_s is None else now + request.deadline_s
+        recovery = Recovery(request.request_id, self._config, self._uniform, deadline_at)
+        return _Flight(request, recovery, Transcript(request.choices), deadline_at)
+
+    async def _pause(self, flight: _Flight, lost: ShoalError, now: float) -> None:
+        pause_s = flight.recovery.pause_s(lost, now)
+        logger.info("%s asks for another shard: %s", flight.request.request_id, lost.message)
+        await asyncio.sleep(pause_s)
+
+    async def _attempt(self, flight: _Flight, now: float) -> AsyncGenerator[TokenDelta, None]:
+        """One lease and its deltas; leaving early tells the shard, or the scheduler.
+
+        Suspects of a model are tried one at a time, each until its first token.
+        """
+        async with AsyncExitStack() as trial:
+            if flight.recovery.is_suspect:
+                await trial.enter_async_context(self._trials[flight.request.model])
+            assignment = await self._assignment(flight, flight.next_attempt(now))
+            request_id = assignment.request.request_id
+            stream = flight.stream = self._channels.open(assignment)
+            try:
+                async for delta in stream:
+                    if flight.recovery.progressed():
+                        await trial.aclose()
+                    if flight.transcript.enter(delta):
+                        yield delta
+            except ShoalError:  # the shard may not hold it, and would then never report its end
+                self._leases.withdraw(request_id)
+                raise
+            finally:
+                flight.stream = None
+                if not stream.cancel():
+                    self._leases.withdraw(request_id)
+
+    async def _assignment(self, flight: _Flight, asked: Request) -> Assignment:
+        salt = tenant_salt(asked.tenant)
+        lease = await self._lease(self._submission(flight, asked, salt))
+        flight.recovery.leased()
+        emitted = flight.transcript.emitted() if flight.attempts > 1 else ()
+        return Assignment(lease, asked, salt, emitted, flight.recovery.is_suspect)
 
     async def _lease(self, submission: Submission) -> Lease:
         decision = await self._leases.place(submission)
@@ -148,24 +198,23 @@ class Door:
             raise _refused(decision)
         return decision
 
-    def _submission(self, request: Request, salt: bytes) -> Submission:
+    def _submission(self, flight: _Flight, asked: Request, salt: bytes) -> Submission:
+        """The measure of what is left: what is out counts as prompt, that of the longest choice,
+        which is also the one whose pages may be cached somewhere."""
+        output = flight.transcript.longest()
+        known = asked.prompt + output
         return Submission(
-            request_id=request.request_id,
+            request_id=asked.request_id,
             router="",  # the router signs when it passes the submission on
-            model=request.model,
-            tenant=request.tenant,
-            sla=request.sla,
-            prompt_tokens=len(request.prompt),
-            max_tokens=request.stopping.max_tokens,
-            choices=request.choices,
-            page_hashes=page_hashes(request.prompt, self._block_size[request.model], salt),
-            deadline_s=request.deadline_s,
+            model=asked.model,
+            tenant=asked.tenant,
+            sla=asked.sla,
+            prompt_tokens=len(known),
+            max_tokens=asked.stopping.max_tokens - len(output),
+            choices=len(flight.transcript),
+            page_hashes=page_hashes(known, self._block_size[asked.model], salt),
+            deadline_s=asked.deadline_s,
         )
-
-
-def _attempt_id(request: Request, number: int) -> str:
-    """Each attempt is a request of its own to the scheduler: it may still hold the one before."""
-    return f"{request.request_id}~{number}" if number else request.request_id
 
 
 def _refused(refusal: Refusal) -> ShoalError:

@@ -124,6 +124,8 @@ def param_path(location: Location) -> str:
 
 
 def _got(value: object) -> str:
+    if isinstance(value, str):
+        value = value[:80]
     return f" (got {value!r:.80})" if isinstance(value, str | int | float) else ""
 
 

@@ -13,15 +13,16 @@ from ray.exceptions import RayActorError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from actors.channel import Channels
+from actors.channel import Channels, ChannelTiming
 from actors.models import ensure_model
+from actors.survey import survey
 from cluster.config import ShoalConfig
 from deployments.auth import ApiKeys
 from deployments.door import Door
 from deployments.gateway import Gateway, Outside
-from deployments.intake import ServedModel
 from deployments.router import RouterHandle
 from deployments.routes import create_app
+from deployments.served import ServedModel
 
 READY_TIMEOUT_S = 3.0
 
@@ -37,11 +38,13 @@ class Ingress(Gateway):
         keys = ApiKeys.from_environment(config.gateway.auth, os.environ)
         models = [ServedModel.load(model, ensure_model(model.source)) for model in config.models]
         replica = serve.get_replica_context()
-        channels = Channels(replica.app_name, door=replica.replica_id.unique_id)
+        timing = ChannelTiming(silence_s=config.scheduling.shard_timeout_s)
+        channels = Channels(replica.app_name, replica.replica_id.unique_id, timing)
+        chance = SystemRandom()
         self._router = RouterHandle(router)
-        self._door = Door(self._router, channels, config.models)
+        self._door = Door(self._router, channels, config, chance.random)
         outside = Outside(
-            self._door, self._obstacles, self._router.stats, now=time.time, random=SystemRandom()
+            self._door, self._obstacles, self._router.stats, survey, now=time.time, random=chance
         )
         super().__init__(config, models, keys, outside)
 

@@ -23,8 +23,9 @@ from cluster.messages import Decision, ShardRef, Submission
 from cluster.stats import ClusterStats, ShardStats
 
 STATS_TIMEOUT_S = 2.0
-HANDLE_ATTEMPTS = 20
+HANDLE_ATTEMPTS = 120
 HANDLE_RETRY_S = 0.25
+"""Half a minute in all: Serve takes some seconds to start a replica."""
 
 
 class Router:

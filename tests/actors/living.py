@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 from uuid import uuid4
 
@@ -98,3 +99,24 @@ async def pid_of(handle: Any) -> int:
 
 def is_gone(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def break_next_step(shard: Any) -> None:
+    """Make the next step raise what a broken device would."""
+
+    def burn(_plan: Any) -> None:
+        raise RuntimeError("the device is on fire")
+
+    def order(engine: Any) -> None:
+        engine._runner.execute = burn
+
+    shard._engine._post(order)
+
+
+def wedge_next_step(shard: Any) -> None:
+    """Make the next step wait, as on a device that hangs."""
+
+    def order(engine: Any) -> None:
+        engine._runner.execute = lambda _plan: Event().wait()
+
+    shard._engine._post(order)

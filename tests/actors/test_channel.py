@@ -18,7 +18,7 @@ from ray.exceptions import ActorUnavailableError
 from actors.channel import Channels, ChannelTiming, TokenStream
 from actors.creation import new_incarnation, shard_options
 from actors.shard import KVShard, ShardSpec
-from cluster.errors import ContextTooLong, ShardLost, StaleLease
+from cluster.errors import ContextTooLong, Displaced, ShardLost, StaleLease
 from cluster.messages import Assignment, DeltaBatch, FinishReason, ShardRef
 from tests.actors.living import (
     TIMING,
@@ -203,9 +203,9 @@ async def test_a_refusal_of_the_engine_is_raised_as_what_it_is(
         await tokens_of(channels.open(long))
 
 
-async def test_a_shard_that_does_not_exist_is_lost(channels: Channels) -> None:
+async def test_a_request_for_a_shard_that_does_not_exist_is_not_risked(channels: Channels) -> None:
     nobody = ShardRef("tiny/shard-99", "tiny", "tiny/shard-99", "life")
-    with pytest.raises(ShardLost):
+    with pytest.raises(Displaced):
         await tokens_of(channels.open(assignment(nobody)))
 
 
@@ -218,3 +218,36 @@ async def test_a_killed_shard_ends_every_stream_with_an_error(
     os.kill(await pid_of(handle), signal.SIGKILL)
     errors = await asyncio.gather(*map(tokens_of, streams), return_exceptions=True)
     assert [type(error) for error in errors] == [ShardLost] * 3
+    with pytest.raises(Displaced, match="a moment ago"):
+        await tokens_of(channels.open(assignment(ref)))
+
+
+async def test_a_shard_that_answers_no_poll_is_lost_and_what_it_says_later_is_not_heard(
+    folder: Path,
+) -> None:
+    ref, handle = await start(KVShard, folder, 3)
+    channels = Channels(NAMESPACE, "door", replace(QUICK, silence_s=1.0))
+    stream = channels.open(assignment(ref, max_tokens=LONG))
+    await anext(stream)
+    pid = await pid_of(handle)
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(ShardLost, match="lost"):
+        await tokens_of(stream)
+    os.kill(pid, signal.SIGCONT)
+    await until(lambda: is_empty(handle))
+    assert await tokens_of(stream) == {}
+    await channels.close()
+
+
+async def test_a_drained_shard_hands_every_request_back_and_takes_no_more(
+    channels: Channels, folder: Path
+) -> None:
+    ref, handle = await start(KVShard, folder, 4)
+    streams = [channels.open(assignment(ref, max_tokens=LONG)) for _ in range(3)]
+    await asyncio.gather(*map(anext, streams))
+    answers = [asyncio.create_task(tokens_of(stream)) for stream in streams]
+    await handle.drain.remote(stuck=False)
+    streams.append(channels.open(assignment(ref)))
+    answers.append(asyncio.create_task(tokens_of(streams[-1])))
+    errors = await asyncio.gather(*answers, return_exceptions=True)
+    assert [type(error) for error in errors] == [Displaced] * 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +15,24 @@ import ray
 from ray.exceptions import RayError
 
 from actors.channel import Channels
-from actors.fleet import Fleet, FleetTiming, MemberStatus
+from actors.fleet import Fleet, FleetTiming, MemberStatus, timing_of
 from actors.lifecycle import Backoff, State
 from actors.lives import Patience
-from cluster.config import ModelConfig, ResourcesConfig, ShoalConfig
-from cluster.errors import ModelNotFound, ShardLost
+from cluster.config import ModelConfig, ResourcesConfig, SchedulingConfig, ShoalConfig
+from cluster.errors import Displaced, ModelNotFound, ShardLost, StepFailed
 from cluster.messages import ShardRef
 from cluster.stats import SchedulerStats
 from tests.actors.living import (
     TIMING,
     assignment,
+    break_next_step,
     is_gone,
     pid_of,
     ray_session,
     tiny_llama,
     tiny_model,
     until,
+    wedge_next_step,
 )
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -45,9 +48,11 @@ QUICK = FleetTiming(
 class Sea:
     """A fleet and its namespace."""
 
-    def __init__(self, namespace: str, *models: ModelConfig) -> None:
+    def __init__(
+        self, namespace: str, *models: ModelConfig, timing: FleetTiming | None = None
+    ) -> None:
         self.namespace = namespace
-        self.fleet = Fleet(ShoalConfig(models=models), namespace, QUICK)
+        self.fleet = Fleet(ShoalConfig(models=models), namespace, timing or QUICK)
         self.fleet.start()
 
     def settled(self) -> bool:
@@ -132,7 +137,14 @@ async def test_scaling_keeps_the_shard_that_lives_and_both_serve(sea: Sea) -> No
     assert await sea.ask(first) == await sea.ask(second)
     assert await sea.actor("tiny/shard-0").__ray_call__.remote(repr) == "KVShard(tiny/0, cpu x1)"
     surplus = await pid_of(sea.actor("tiny/shard-1"))
+    channels = Channels(sea.namespace, "door")
+    stream = channels.open(assignment(second, max_tokens=1500))
+    await anext(stream)
     sea.fleet.scale({"tiny": 1})
+    with pytest.raises(Displaced, match="drained"):
+        async for _ in stream:
+            pass
+    await channels.close()
     await until(lambda: sea.knows(1))
 
     async def exited() -> bool:
@@ -161,6 +173,14 @@ async def test_a_killed_shard_fails_its_streams_and_comes_back(sea: Sea) -> None
     await until(lambda: sea.knows(1))
     (after,) = await sea.shards()
     assert len(await sea.ask(after)) == 8
+
+
+async def test_a_shard_whose_step_fails_is_heard_before_it_is_buried(sea: Sea) -> None:
+    (shard,) = await sea.shards()
+    await sea.actor("tiny/shard-0").__ray_call__.remote(break_next_step)
+    with pytest.raises(StepFailed, match="failed at a step"):
+        await sea.ask(shard)
+    await until(lambda: sea.knows(1))
 
 
 async def test_a_killed_scheduler_comes_back_and_learns_of_the_shard_again(sea: Sea) -> None:
@@ -202,6 +222,46 @@ async def test_a_shard_that_is_unwanted_while_it_is_buried_is_gone_and_can_come_
     assert sea.names() == ["scheduler"]
     sea.fleet.scale({"tiny": 1})
     await until(lambda: sea.knows(1))
+
+
+def test_the_patience_of_the_fleet_is_that_of_the_configuration() -> None:
+    timing = timing_of(SchedulingConfig(heartbeat_s=0.5, shard_timeout_s=4.0, step_timeout_s=60.0))
+    patience = timing.patience
+    assert (patience.ping_every_s, patience.ping_s, patience.step_s) == (0.5, 4.0, 60.0)
+    assert timing.shards.poll_wait_s <= 1.0
+
+
+async def test_a_shard_that_is_stopped_or_whose_step_never_ends_is_killed_and_replaced(
+    folder: Path,
+) -> None:
+    strict = Patience(place_s=0.5, ping_every_s=0.1, ping_s=3.0, step_s=1.0)
+    sea = Sea("wedge-tests", tiny_model(folder), timing=replace(QUICK, patience=strict))
+    await until(lambda: sea.knows(1))
+    (first,) = await sea.shards()
+    pid = await pid_of(sea.actor("tiny/shard-0"))
+    await sea.actor("tiny/shard-0").__ray_call__.remote(wedge_next_step)
+    with pytest.raises(StepFailed, match="stuck"):
+        await sea.ask(first)
+    assert "its step has not ended for 1 s" in sea.member("tiny/shard-0").message
+    await until(lambda: sea.knows(1))
+    (second,) = await sea.shards()
+    stopped = await pid_of(sea.actor("tiny/shard-0"))
+    os.kill(stopped, signal.SIGSTOP)
+
+    async def noticed() -> bool:
+        return "it did not answer for 3 s" in sea.member("tiny/shard-0").message
+
+    await until(noticed)
+    await until(lambda: sea.knows(1))
+    (third,) = await sea.shards()
+    assert len({first, second, third}) == 3
+    assert len(await sea.ask(third)) == 8
+
+    async def gone() -> bool:
+        return is_gone(pid) and is_gone(stopped)
+
+    await until(gone)
+    await sea.fleet.stop()
 
 
 async def test_a_model_that_is_not_configured_cannot_be_scaled(sea: Sea) -> None:

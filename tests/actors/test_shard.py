@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from cluster.stats import ShardStats
 from tests.actors.living import (
     TIMING,
     assignment,
+    break_next_step,
     is_gone,
     pid_of,
     ray_session,
@@ -40,6 +42,7 @@ from tests.actors.living import (
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 NAMESPACE = "shard-tests"
+BOOKS = f"shard-tests-{os.getpid()}"
 LONG = 1500
 
 
@@ -104,7 +107,7 @@ def scheduler(session: None) -> Any:
 def spec_of(model: ModelConfig, index: int) -> ShardSpec:
     name = f"{model.name}/shard-{index}"
     ref = ShardRef(name, model.name, name, new_incarnation())
-    return ShardSpec(ref, model, NAMESPACE, threads=1, timing=TIMING)
+    return ShardSpec(ref, model, NAMESPACE, threads=1, timing=TIMING, claims=BOOKS)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -271,13 +274,13 @@ async def test_a_shard_whose_step_fails_says_so_and_exits(
     await shard.assign(assignment(shard.ref, max_tokens=LONG))
     await until(shard.is_running)
     number = (await shard.poll(0)).number
-    await shard.actor.__ray_call__.remote(break_engine)
+    await shard.actor.__ray_call__.remote(break_next_step)
     with pytest.raises(RayTaskError) as told:
         await watch
     assert "device is on fire" in str(told.value.cause)
     failed = (await shard.poll(number)).deltas[-1]
     assert isinstance(failed, RequestFailed)
-    assert failed.kind == "ShardLost"
+    assert failed.kind == "StepFailed"
 
     async def exited() -> bool:
         return is_gone(pid)
@@ -285,12 +288,3 @@ async def test_a_shard_whose_step_fails_says_so_and_exits(
     await until(exited)
     with pytest.raises(ActorDiedError):
         await shard.actor.ping.remote()
-
-
-def break_engine(shard: Any) -> None:
-    """Make the engine's thread raise what a broken device would."""
-
-    def order(_engine: Any) -> None:
-        raise RuntimeError("the device is on fire")
-
-    shard._engine._post(order)

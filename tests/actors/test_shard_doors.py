@@ -94,3 +94,26 @@ async def test_a_failure_reaches_all_and_ends_their_requests(doors: Doors) -> No
     doors.fail_all("ShardLost", "gone")
     assert (await doors.poll("a", 0, wait_s=0)).deltas == (RequestFailed("r", "ShardLost", "gone"),)
     assert not doors.owns("b", "s")
+
+
+async def test_all_is_heard_once_every_door_has_acknowledged_what_there_was(doors: Doors) -> None:
+    for name in ("a", "b"):
+        doors.enter(name, f"of {name}", now=0.0)
+    doors.fail_all("Displaced", "drained")
+    hearing = asyncio.ensure_future(doors.heard())
+    for name in ("a", "b"):
+        batch = await doors.poll(name, 0, wait_s=0)
+        await doors.poll(name, 0, wait_s=0)
+        await asyncio.sleep(0)
+        assert not hearing.done()
+        await doors.poll(name, batch.number, wait_s=0)
+    await hearing
+
+
+async def test_only_the_requests_named_fail(doors: Doors) -> None:
+    doors.enter("a", "guilty", now=0.0)
+    doors.enter("a", "innocent", now=0.0)
+    doors.fail(["guilty", "unknown"], "StepFailed", "it burns")
+    failure = RequestFailed("guilty", "StepFailed", "it burns")
+    assert (await doors.poll("a", 0, wait_s=0)).deltas == (failure,)
+    assert doors.owns("a", "innocent")

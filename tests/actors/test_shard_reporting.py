@@ -23,7 +23,7 @@ def outcome(
     removed: tuple[bytes, ...] = (),
     snapshot: Snapshot | None = None,
 ) -> Outcome:
-    stats = EngineStats(0, 0, 0, 10, 4, 1, 5, 0, 0, 0, 0)
+    stats = EngineStats(0, 0, 0, 10, 4, 1, 5, 0, 0, 0, 0, compiled=False)
     progress = Progress(started, ended, (7,) * len(ended))
     return Outcome((), progress, PageEvents(stored, removed), stats, snapshot)
 

@@ -257,5 +257,5 @@ def test_a_plan_settled_twice_is_refused(make_shard: MakeShard) -> None:
     plan = shard.plan()
     result = shard.memory.compute(plan)
     shard.batcher.settle(plan, result)
-    with pytest.raises(LedgerBroken, match="computed"):
+    with pytest.raises(LedgerBroken, match="settled"):
         shard.batcher.settle(plan, result)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hypothesis import settings
@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 from cluster.batching import Batcher
 from cluster.blocks import BlockPool
 from cluster.config import BatchingConfig
-from cluster.messages import FinishReason, Request, TokenDelta
+from cluster.messages import Assignment, Emitted, FinishReason, Request, TokenDelta
 from tests.cluster.paged_memory import PagedMemory, alone, assignment, prompt_scores
 
 Arrival = dict[str, Any]
@@ -49,9 +49,17 @@ class Told:
     cancelled: bool = False
     deltas: list[TokenDelta] = field(default_factory=list)
 
+    @property
+    def goes_on(self) -> bool:
+        return self.finish is None and not self.cancelled
+
 
 class BatcherHistories(RuleBasedStateMachine):
-    """Arrivals, cancels and steps in any order, on pools that are nearly always too small."""
+    """Arrivals, cancels, moves and steps in any order, on pools that are nearly always too small.
+
+    A move ends a request and takes it in again under another id, with what is out of it: to a
+    batcher, that is how a request comes whose first shard died.
+    """
 
     ids = Bundle("ids")
 
@@ -81,9 +89,11 @@ class BatcherHistories(RuleBasedStateMachine):
         self.memory = PagedMemory(block_size, gather_copies)
         self.max_model_len = max_model_len
         self.requests: dict[str, Request] = {}
+        self.assigned: dict[str, Assignment] = {}
         self.told: dict[tuple[str, int], Told] = {}
         self.started: list[str] = []
         self.ended: list[str] = []
+        self.suspects: set[str] = set()
 
     @rule(target=ids, burst=st.lists(arrivals, min_size=1, max_size=5))
     def admit(self, burst: list[Arrival]) -> object:
@@ -97,6 +107,22 @@ class BatcherHistories(RuleBasedStateMachine):
     def cancel_choice(self, request_id: str, choice: int) -> object:
         self._cancel(request_id, choice)
         return multiple(request_id)
+
+    @rule(target=ids, request_id=consumes(ids), suspect=st.booleans())
+    def move(self, request_id: str, suspect: bool) -> object:
+        request = replace(self.requests[request_id], request_id=f"{request_id}~")
+        mine = {c: self.told[request_id, c] for c in range(request.choices)}
+        emitted = [Emitted(c, t.tokens) for c, t in mine.items() if t.goes_on]
+        if not emitted:
+            return multiple(request_id)
+        self.batcher.cancel(request_id)
+        for choice, told in mine.items():
+            del self.told[request_id, choice]
+            self.told[request.request_id, choice] = told
+        self._take_in(
+            replace(self.assigned[request_id], request=request, emitted=tuple(emitted)), suspect
+        )
+        return multiple(request.request_id)
 
     @rule(steps=st.integers(1, 12))
     def step(self, steps: int) -> None:
@@ -129,12 +155,17 @@ class BatcherHistories(RuleBasedStateMachine):
 
     def _admit(self, arrival: Arrival) -> str:
         request_id = f"r{len(self.requests)}"
-        told = assignment(request_id, **arrival)
-        self.batcher.admit(told)
-        self.requests[request_id] = told.request
-        choices = range(told.request.choices)
+        self._take_in(assignment(request_id, **arrival), suspect=False)
+        choices = range(self.requests[request_id].choices)
         self.told.update({(request_id, choice): Told() for choice in choices})
         return request_id
+
+    def _take_in(self, assigned: Assignment, suspect: bool) -> None:
+        request_id = assigned.request.request_id
+        self.batcher.admit(replace(assigned, suspect=suspect))
+        self.assigned[request_id] = assigned
+        self.requests[request_id] = assigned.request
+        self.suspects |= {request_id} if suspect else set()
 
     def _cancel(self, request_id: str, choice: int | None) -> None:
         self.batcher.cancel(request_id, choice)
@@ -150,6 +181,9 @@ class BatcherHistories(RuleBasedStateMachine):
             return
         assert 0 < sum(c.count for c in plan.chunks) <= self.config.max_batch_tokens
         assert len(plan.chunks) <= self.config.max_num_seqs
+        planned = {chunk.sequence.request.request_id for chunk in plan.chunks}
+        assert planned == set(self.batcher.computing())
+        assert len(planned & self.suspects - set(self.started)) <= 1
         result = self.memory.compute(plan)
         if cancel_midway is not None:
             self._cancel(*cancel_midway)
@@ -177,7 +211,8 @@ class BatcherHistories(RuleBasedStateMachine):
             assert told.tokens == tokens[: len(told.tokens)]
         else:
             assert (told.tokens, told.finish) == (tokens, finish)
-        assert (request.request_id in self.started) or not told.deltas
+        started = {one.rstrip("~") for one in self.started}
+        assert (request.request_id.rstrip("~") in started) or not told.deltas
         wanted = request.sampling.prompt_logprobs is not None and choice == 0
         scored = [delta.prompt_logprobs for delta in told.deltas if delta.prompt_logprobs]
         expected = [prompt_scores(request.prompt)] if wanted and told.deltas else []

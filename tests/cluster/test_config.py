@@ -103,6 +103,11 @@ def test_an_unknown_field_is_refused_with_those_known_there(
             "args.scheduling",
             "class names must differ",
         ),
+        (
+            {"scheduling": {"classes": [{"name": "P1", "tiers": ["a"]}, {"name": "a"}]}},
+            "args.scheduling",
+            "must mean one class only",
+        ),
     ],
 )
 def test_a_wrong_value_is_refused_with_what_is_allowed_and_what_was_given(

@@ -5,25 +5,31 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from actors.channel import TokenStream
 from actors.outbox import Delta
 from cluster.blocks import page_hashes
-from cluster.config import CacheConfig, ModelConfig
+from cluster.config import CacheConfig, FailoverConfig, ModelConfig, ShoalConfig
 from cluster.errors import (
     CapacityError,
     ContextTooLong,
     DeadlineExceeded,
+    Displaced,
     InvalidRequest,
     NotReady,
+    PoisonRequest,
     QueueFull,
     ShardLost,
+    StepFailed,
 )
 from cluster.messages import (
     Assignment,
     Decision,
+    Emitted,
     FinishReason,
     Lease,
     Reason,
@@ -38,7 +44,7 @@ from cluster.messages import (
     TokenDelta,
 )
 from deployments.auth import tenant_salt
-from deployments.door import PLACEMENT_ATTEMPTS, Door
+from deployments.door import Door
 
 MODEL = ModelConfig(name="m", cache=CacheConfig(block_size=4))
 SHARD = ShardRef("m/shard-0", "m", "m/shard-0", "life-1")
@@ -49,14 +55,14 @@ class Router:
     """Grants every request a lease, unless it was told to refuse."""
 
     def __init__(self) -> None:
-        self.refusal: RefusalKind | None = None
+        self.refusals: list[RefusalKind] = []
         self.asked: list[Submission] = []
         self.withdrawn: list[str] = []
 
     async def place(self, submission: Submission) -> Decision:
         self.asked.append(submission)
-        if self.refusal is not None:
-            return Refusal(submission.request_id, self.refusal, "the reason", 7.0)
+        if self.refusals:
+            return Refusal(submission.request_id, self.refusals.pop(0), "the reason", 7.0)
         return Lease(submission.request_id, 1, SHARD, 0, Reason(0.0, ()))
 
     def withdraw(self, request_id: str) -> None:
@@ -83,6 +89,11 @@ class Shards:
             stream.put(delta)
         return stream
 
+    async def has_opened(self, count: int) -> None:
+        while len(self.streams) < count:
+            self.opened.clear()
+            await self.opened.wait()
+
     def cancel(self, request_id: str, choice: int | None) -> bool:
         self.cancelled.append((request_id, choice))
         return self.reached
@@ -105,8 +116,10 @@ def lost(asked: Request) -> RequestFailed:
     return RequestFailed(asked.request_id, ShardLost.__name__, "it died")
 
 
-def make_door(router: Router, shards: Shards) -> Door:
-    return Door(router, shards, [MODEL], replace_delay_s=0.0)
+def make_door(router: Router, shards: Shards, **failover: float) -> Door:
+    quick: dict[str, Any] = {"first_delay_s": 1e-6, "longest_delay_s": 1e-6, **failover}
+    config = ShoalConfig(models=(MODEL,), failover=FailoverConfig(**quick))
+    return Door(router, shards, config, uniform=lambda: 0.0)
 
 
 async def test_the_scheduler_learns_the_measure_and_the_shard_the_words() -> None:
@@ -122,30 +135,145 @@ async def test_the_scheduler_learns_the_measure_and_the_shard_the_words() -> Non
     assert (shards.cancelled, router.withdrawn) == ([], [])
 
 
-async def test_a_shard_lost_before_the_first_token_is_replaced_under_another_id() -> None:
+async def test_a_lost_shard_is_replaced_under_another_id_with_what_is_out() -> None:
     router = Router()
-    shards = Shards(lambda a: [lost(a) if "~" not in a.request_id else token(a, 0, STOP)])
-    deltas = [delta async for delta in make_door(router, shards).generate(request())]
+    shards = Shards(
+        lambda a: (
+            [token(a, 0), token(a, 1), token(a, 1), lost(a)]
+            if "~" not in a.request_id
+            else [token(a, 1, STOP), token(a, 0, STOP)]
+        )
+    )
+    door = make_door(router, shards)
+    deltas = [delta async for delta in door.generate(request(choices=2))]
     assert [submission.request_id for submission in router.asked] == ["r", "r~1"]
     assert router.withdrawn == ["r"]
-    assert [delta.tokens for delta in deltas] == [(65,)]
+    assert [delta.choice for delta in deltas] == [0, 1, 1, 1, 0]
+    assert [one.emitted for one in shards.assigned] == [
+        (),
+        (Emitted(0, (65,)), Emitted(1, (65, 65))),
+    ]
 
 
-async def test_a_shard_lost_after_the_first_token_is_a_fault() -> None:
-    router, shards = Router(), Shards(lambda asked: [token(asked), lost(asked)])
-    deltas = make_door(router, shards).generate(request())
-    await anext(deltas)
-    with pytest.raises(ShardLost, match="it died"):
+async def test_what_is_out_counts_as_prompt_where_the_rest_is_placed() -> None:
+    router = Router()
+    shards = Shards(
+        lambda a: [token(a), token(a), lost(a)] if "~" not in a.request_id else [token(a, 0, STOP)]
+    )
+    [_ async for _ in make_door(router, shards).generate(request())]
+    submission = router.asked[-1]
+    assert (submission.prompt_tokens, submission.max_tokens, submission.choices) == (12, 3, 1)
+    assert submission.page_hashes == page_hashes((*range(10), 65, 65), 4, tenant_salt("acme"))
+
+
+async def test_choices_that_have_finished_are_not_computed_again() -> None:
+    router = Router()
+    shards = Shards(
+        lambda a: (
+            [token(a, 0, STOP), token(a, 1), lost(a)]
+            if "~" not in a.request_id
+            else [token(a, 1, STOP)]
+        )
+    )
+    door = make_door(router, shards)
+    deltas = [delta async for delta in door.generate(request(choices=2))]
+    assert [delta.choice for delta in deltas] == [0, 1, 1]
+    assert shards.assigned[1].emitted == (Emitted(1, (65,)),)
+    assert router.asked[1].choices == 1
+
+
+async def test_a_choice_that_met_its_stop_is_not_computed_again() -> None:
+    router = Router()
+    shards = Shards(
+        lambda a: [token(a, 0), token(a, 1)] if "~" not in a.request_id else [token(a, 1, STOP)]
+    )
+    door = make_door(router, shards)
+    async with aclosing(door.generate(request(choices=2))) as deltas:
         await anext(deltas)
+        await anext(deltas)
+        door.stop("r", 0)
+        shards.streams[0].put(lost(request()))
+        assert [delta.choice async for delta in deltas] == [1]
+    assert shards.assigned[1].emitted == (Emitted(1, (65,)),)
+
+
+async def test_a_loss_after_all_choices_met_their_stops_is_nobodys() -> None:
+    router, shards = Router(), Shards(lambda asked: [token(asked), lost(asked)])
+    door = make_door(router, shards)
+    async with aclosing(door.generate(request())) as deltas:
+        await anext(deltas)
+        door.stop("r", 0)
+        assert [delta async for delta in deltas] == []
     assert len(router.asked) == 1
 
 
-async def test_shards_that_go_on_dying_end_the_attempts_and_every_lease_goes_back() -> None:
-    router, shards = Router(), Shards(lambda asked: [lost(asked)])
-    with pytest.raises(ShardLost, match="it died"):
+async def test_late_tokens_of_a_lost_shard_are_heard_by_nobody() -> None:
+    router = Router()
+    shards = Shards(lambda a: [token(a), lost(a)] if "~" not in a.request_id else [token(a)])
+    async with aclosing(make_door(router, shards).generate(request())) as deltas:
+        await anext(deltas)
+        await anext(deltas)
+        shards.streams[0].put(TokenDelta("r", 0, (99,)))
+        shards.streams[1].put(TokenDelta("r~1", 0, (66,), finish=STOP))
+        assert [delta.tokens async for delta in deltas] == [(66,)]
+
+
+@pytest.mark.parametrize(("failure", "runs"), [(StepFailed, 2), (ShardLost, 3)])
+async def test_a_request_that_shards_die_of_is_refused_and_named(
+    failure: type[ShardLost], runs: int
+) -> None:
+    router = Router()
+    shards = Shards(lambda a: [RequestFailed(a.request_id, failure.__name__, "it died")])
+    with pytest.raises(PoisonRequest, match=r"request r is not tried again.*it died"):
         await anext(make_door(router, shards).generate(request()))
-    assert len(router.asked) == PLACEMENT_ATTEMPTS
+    assert len(router.asked) == runs
     assert router.withdrawn == [submission.request_id for submission in router.asked]
+
+
+async def test_a_suspect_says_so_and_is_cleared_by_a_token() -> None:
+    router = Router()
+    fate: dict[str, list[Callable[[Request], Delta]]] = {
+        "r": [lost],
+        "r~1": [token, lost],
+        "r~2": [lambda a: token(a, 0, STOP)],
+    }
+    shards = Shards(lambda a: [event(a) for event in fate[a.request_id]])
+    [_ async for _ in make_door(router, shards).generate(request())]
+    assert [one.suspect for one in shards.assigned] == [False, True, False]
+
+
+async def test_suspects_are_tried_one_at_a_time_until_a_token_is_out() -> None:
+    router, first = Router(), request()
+    shards = Shards(lambda a: [lost(a)] if "~" not in a.request_id else [])
+    door = make_door(router, shards)
+    names = ("a", "b")
+    readers = [
+        asyncio.create_task(anext(door.generate(replace(first, request_id=name)))) for name in names
+    ]
+    await shards.has_opened(3)
+    assert [one.request.request_id for one in shards.assigned] == ["a", "b", "a~1"]
+    shards.streams[2].put(TokenDelta("a~1", 0, (65,)))
+    await shards.has_opened(4)
+    shards.streams[3].put(TokenDelta("b~1", 0, (65,), finish=STOP))
+    await asyncio.gather(*readers)
+
+
+async def test_an_accepted_request_waits_where_a_new_one_would_be_refused() -> None:
+    router = Router()
+    shards = Shards(lambda a: [token(a, 0, STOP)] if "~" in a.request_id else [token(a), lost(a)])
+    async with aclosing(make_door(router, shards).generate(request())) as deltas:
+        await anext(deltas)
+        router.refusals = [RefusalKind.NOT_READY, RefusalKind.QUEUE_FULL]
+        assert [delta.finish async for delta in deltas] == [STOP]
+    assert [submission.request_id for submission in router.asked] == ["r", "r~1", "r~2", "r~3"]
+
+
+async def test_patience_ends_and_the_last_reason_is_told() -> None:
+    router = Router()
+    shards = Shards(lambda a: [RequestFailed(a.request_id, Displaced.__name__, "it is drained")])
+    with pytest.raises(Displaced, match="it is drained"):
+        await anext(make_door(router, shards, patience_s=0.0).generate(request()))
+    assert len(router.asked) == 1
 
 
 async def test_what_a_shard_says_of_the_request_itself_is_not_tried_elsewhere() -> None:
@@ -169,7 +297,7 @@ async def test_a_refusal_says_when_to_come_back(
     kind: RefusalKind, error: type[CapacityError]
 ) -> None:
     router, shards = Router(), Shards(lambda asked: [])
-    router.refusal = kind
+    router.refusals = [kind]
     with pytest.raises(error, match="the reason") as refused:
         await anext(make_door(router, shards).generate(request()))
     assert refused.value.retry_after_s == 7.0
@@ -178,7 +306,7 @@ async def test_a_refusal_says_when_to_come_back(
 
 async def test_what_never_fits_is_the_callers_to_change() -> None:
     router, shards = Router(), Shards(lambda asked: [])
-    router.refusal = RefusalKind.NEVER_FITS
+    router.refusals = [RefusalKind.NEVER_FITS]
     with pytest.raises(InvalidRequest) as refused:
         await anext(make_door(router, shards).generate(request()))
     assert refused.value.param == "max_tokens"

@@ -19,7 +19,7 @@ from openai import AsyncOpenAI
 from ray import serve
 
 from actors.naming import SCHEDULER, shard_name
-from cluster.stats import ShardStats
+from cluster.stats import SchedulerStats, ShardStats
 from deployments.app import build
 from tests.actors.living import pid_of, until
 
@@ -52,28 +52,48 @@ class Application:
     async def shard_stats(self, shards: int = 2) -> list[ShardStats]:
         return [await self.shard(index).stats.remote() for index in range(shards)]
 
-    async def is_idle(self) -> bool:
+    async def scheduler_stats(self) -> SchedulerStats:
+        stats: SchedulerStats = await self.actor(SCHEDULER).stats.remote()
+        return stats
+
+    async def is_idle(self, shards: int = 2) -> bool:
         """Whether no shard holds a page for a living sequence."""
-        return all(stats.used_pages == 0 for stats in await self.shard_stats())
+        return all(stats.used_pages == 0 for stats in await self.shard_stats(shards))
+
+    async def is_busy(self) -> bool:
+        """Whether every shard computes something."""
+        return all(stats.running for stats in await self.shard_stats())
+
+    async def is_settled(self, shards: int = 2) -> bool:
+        """Whether all wanted shards are there and known, hold no page, and no lease is out."""
+        try:
+            known = await self.scheduler_stats()
+            whole = len(known.shards) == shards
+            return whole and known.leased == 0 and await self.is_idle(shards)
+        except (ValueError, ray.exceptions.RayError):
+            return False
+
+    async def pid(self, name: str) -> int | None:
+        """The process of whoever bears the name now; None where nobody answers to it."""
+        try:
+            return await pid_of(self.actor(name))
+        except (ValueError, ray.exceptions.RayActorError):
+            return None
 
     async def kill(self, name: str) -> None:
         """SIGKILL the process of an actor, and return once Ray has another under its name."""
-        actor = self.actor(name)
-        before = await pid_of(actor)
+        before = await pid_of(self.actor(name))
         os.kill(before, signal.SIGKILL)
 
         async def replaced() -> bool:
-            try:
-                return await pid_of(self.actor(name)) != before
-            except (ValueError, ray.exceptions.RayActorError):
-                return False
+            return await self.pid(name) not in (None, before)
 
         await until(replaced)
 
-    async def verify(self) -> None:
+    async def verify(self, shards: int = 2) -> None:
         """The books of the scheduler add up; each shard checks its own as it answers."""
         await self.actor(SCHEDULER).verify.remote()
-        for index in range(2):
+        for index in range(shards):
             await self.shard(index).verify.remote()
 
 
@@ -82,8 +102,8 @@ def free_port() -> int:
         return int(held.getsockname()[1])
 
 
-def arguments(folder: Path, shards: int) -> dict[str, Any]:
-    """What would stand under `args` in ray-config.yaml."""
+def arguments(folder: Path, shards: int, **parts: Any) -> dict[str, Any]:
+    """What would stand under `args` in ray-config.yaml, with further `parts` of it."""
     model = {
         "name": MODEL,
         "source": str(folder),
@@ -93,18 +113,18 @@ def arguments(folder: Path, shards: int) -> dict[str, Any]:
         "batching": {"max_num_seqs": 64, "max_batch_tokens": 256},
         "resources": {"cpus": 0, "threads": 1},
     }
-    return {"models": [model]}
+    return {"models": [model], "scheduling": {"shard_timeout_s": 5.0}, **parts}
 
 
 @contextmanager
-def running(folder: Path, shards: int) -> Iterator[Application]:
-    """Everything up and answering, and everything down again."""
+def running(folder: Path, shards: int, **parts: Any) -> Iterator[Application]:
+    """Everything up and answering, and everything down again; `parts` as in `arguments`."""
     port = free_port()
     with patch.dict(os.environ, {"SHOAL_API_KEYS": KEY}):
         ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=2)
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
-        serve.run(build(arguments(folder, shards)), name=NAME)
+        serve.run(build(arguments(folder, shards, **parts)), name=NAME)
         application = Application(f"http://127.0.0.1:{port}")
         asyncio.run(_ready(application, shards))
         yield application

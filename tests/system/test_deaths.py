@@ -1,16 +1,21 @@
-"""Processes die, and the application answers again by itself."""
+"""Processes die, and nobody who asked something notices more than a pause."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from actors.naming import SCHEDULER, shard_name
-from tests.actors.living import until
+from benchmarks import mixture
+from benchmarks.chaos import Chaos
+from tests.actors.living import is_gone, pid_of, until
 from tests.system.application import MODEL, Application
 
 pytestmark = pytest.mark.slow
@@ -40,36 +45,72 @@ async def test_streams_go_on_while_the_scheduler_dies_and_new_requests_wait(
     assert await answers(application) == before
 
 
-async def test_a_dead_shard_ends_its_streams_cleanly_and_is_replaced(
-    application: Application,
-) -> None:
-    before = await answers(application)
-    async with application.client() as client:
-        streams = [await client.completions.create(**LONG, stream=True) for _ in range(2)]
-        readers = [aiter(stream) for stream in streams]
-        for reader in readers:
-            await anext(reader)
-        await asyncio.gather(*(application.kill(shard_name(MODEL, index)) for index in range(2)))
-        for reader in readers:
-            with pytest.raises(openai.APIError, match="shard"):
-                async for _ in reader:
-                    pass
-    assert await answers(application) == before
+async def ask_all(http: httpx.AsyncClient, wanted: list[mixture.Ask]) -> list[mixture.Answer]:
+    return await asyncio.gather(*(mixture.answer(http, ask) for ask in wanted))
 
 
-async def test_requests_amid_deaths_are_answered_as_ever_or_fail_cleanly(
-    application: Application,
+async def check_all_answered_right(
+    application: Application, wanted: list[mixture.Ask], strike: Callable[[], Awaitable[None]]
 ) -> None:
-    before = await answers(application)
-    kills = [application.kill(shard_name(MODEL, index)) for index in range(2)]
-    requests = [answers(application) for _ in range(16)]
-    outcomes = await asyncio.gather(*requests, *kills, return_exceptions=True)
-    texts = [outcome for outcome in outcomes if isinstance(outcome, str)]
-    failures = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
-    assert set(texts) <= {before}
-    assert all(isinstance(failure, openai.InternalServerError) for failure in failures)
-    assert await answers(application) == before
+    """Whatever `strike` does while all are under way, they are answered as without it."""
+    async with application.http() as http:
+        due = await ask_all(http, wanted)
+        asking = asyncio.create_task(ask_all(http, wanted))
+        await until(application.is_busy)
+        await strike()
+        given = await asking
+    assert list(map(mixture.verdict, given, due)) == ["right"] * len(wanted)
+    await until(application.is_settled)
     await application.verify()
+
+
+async def test_a_shard_dies_and_every_kind_of_request_is_answered_as_if_it_had_not(
+    application: Application,
+) -> None:
+    async def strike() -> None:
+        await application.kill(shard_name(MODEL, 0))
+
+    await check_all_answered_right(application, mixture.asks(MODEL, 28, seed=1), strike)
+
+
+async def test_streams_wait_where_every_shard_and_the_scheduler_are_dead(
+    application: Application,
+) -> None:
+    async def strike() -> None:
+        names = (SCHEDULER, shard_name(MODEL, 0), shard_name(MODEL, 1))
+        await asyncio.gather(*map(application.kill, names))
+
+    await check_all_answered_right(application, mixture.asks(MODEL, 28, seed=2), strike)
+
+
+async def test_a_stopped_shard_is_noticed_replaced_and_its_late_tokens_are_dropped(
+    application: Application,
+) -> None:
+    before = await pid_of(application.shard(0))
+
+    async def replaced() -> bool:
+        return await application.pid(shard_name(MODEL, 0)) not in (None, before)
+
+    async def strike() -> None:
+        os.kill(before, signal.SIGSTOP)
+        await until(replaced)
+        with contextlib.suppress(ProcessLookupError):  # it wakes, if nobody has ended it yet
+            os.kill(before, signal.SIGCONT)
+
+    await check_all_answered_right(application, mixture.asks(MODEL, 28, seed=3), strike)
+
+    async def gone() -> bool:
+        return is_gone(before)
+
+    await until(gone)
+
+
+async def test_chaos_loses_repeats_and_changes_nothing(application: Application) -> None:
+    chaos = Chaos(application, shards=2, seed=5)
+    report = await chaos.run(mixture.asks(MODEL, 28, seed=5), requests=56, kills=3, at_once=12)
+    assert report.errors == []
+    assert (report.verdicts, report.kills.total()) == ({"right": 56}, 3)
+    assert report.is_clean
 
 
 async def test_ready_tells_the_truth_while_shards_are_away(application: Application) -> None:
