@@ -3,8 +3,8 @@
     pip install matplotlib
     python -m benchmarks.plot_simulation FILE [FILE ...] --out docs/images/simulation.svg
 
-A column for each file: above the share of the offered requests that met their targets, below the
-95th percentile of the time to first token, both over the offered load.
+A column for each file: the share of the offered requests that met their targets, and for each class
+the 95th percentile of the time to first token, over the offered load.
 """
 
 from __future__ import annotations
@@ -38,24 +38,31 @@ def main() -> None:
 
 
 def draw(studies: list[dict[str, Any]], out: Path) -> None:
-    size = (4.2 * len(studies), 5.6)
-    figure, axes = plt.subplots(2, len(studies), figsize=size, sharex="col", squeeze=False)
+    rows = 1 + len(studies[0]["figures"][0]["classes"])
+    size = (4.4 * len(studies), 2.2 * rows)
+    figure, axes = plt.subplots(rows, len(studies), figsize=size, sharex="col", squeeze=False)
     for column, study in enumerate(studies):
-        met, ttft = axes[0][column], axes[1][column]
-        for policy, points in by_policy(study).items():
-            loads = [point["offered_per_s"] for point in points]
-            every = [point["every"] for point in points]
-            style = {"label": policy, "color": COLOURS[policy], "marker": ".", "linewidth": 1.2}
-            met.plot(loads, [100 * one["met"] / one["offered"] for one in every], **style)
-            ttft.plot(loads, [one["ttft_s"][1] for one in every], **style)
-        met.axhline(95, color="black", linewidth=0.5, linestyle=":")
-        met.set(title=f"{study['command']['shards']} shards", ylim=(0, 101))
-        ttft.set(yscale="log", xlabel="offered requests/s")
+        draw_study(study, [row[column] for row in axes])
     axes[0][0].set_ylabel("met their targets, %")
-    axes[1][0].set_ylabel("TTFT p95, s")
     axes[0][0].legend(frameon=False)
     figure.tight_layout()
     figure.savefig(out, metadata={"Date": None})
+
+
+def draw_study(study: dict[str, Any], axes: list[Any]) -> None:
+    """A line for each policy: first what met its targets, then a class in each row."""
+    met, *latencies = axes
+    for policy, points in by_policy(study).items():
+        loads = [point["offered_per_s"] for point in points]
+        shares = [100 * point["every"]["met"] / point["every"]["offered"] for point in points]
+        style = {"label": policy, "color": COLOURS[policy], "marker": ".", "linewidth": 1.2}
+        met.plot(loads, shares, **style)
+        for axis, name in zip(latencies, sorted(points[0]["classes"]), strict=True):
+            axis.plot(loads, [point["classes"][name]["ttft_s"][1] for point in points], **style)
+            axis.set(yscale="log", ylabel=f"{name}: TTFT p95, s")
+    met.axhline(95, color="black", linewidth=0.5, linestyle=":")
+    met.set(title=f"{study['command']['shards']} shards", ylim=(0, 101))
+    latencies[-1].set_xlabel("offered requests/s")
 
 
 def by_policy(study: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:

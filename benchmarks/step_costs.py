@@ -51,9 +51,9 @@ class Step:
 
 
 STEPS = [
-    *(Step(n, context, 0, 0) for n, context in product((1, 4, 16, 32, 64), (50, 200, 1000))),
-    *(Step(0, 0, tokens, start) for tokens, start in product((32, 128, 512, 1024), (0, 1000))),
-    *(Step(16, 200, tokens, 0) for tokens in (64, 256, 768)),
+    *(Step(n, context, 0, 0) for n, context in product((1, 8, 32), (50, 200, 1000))),
+    *(Step(0, 0, tokens, start) for tokens, start in product((64, 256, 1024), (0, 500))),
+    *(Step(16, 200, tokens, 0) for tokens in (64, 512)),
 ]
 
 
@@ -67,7 +67,9 @@ def main() -> None:
     times = measure(options.rounds)
     cost = fit(times)
     for step, took_ms in times.items():
-        print(f"{step}: {took_ms:.1f} ms, fitted {np.dot(step.terms, astuple(cost)):.1f}")
+        print(
+            f"{step}: {took_ms:.1f} ms, fitted {np.dot(step.terms, astuple(cost)):.1f}", flush=True
+        )
     # The pool that a node of 24 GiB gives by default, and the default batching.
     device = Device(cost, kv_tokens=110_000, max_num_seqs=128, max_batch_tokens=1024)
     options.out.write_text(json.dumps(asdict(device), indent=1) + "\n")

@@ -125,7 +125,7 @@ DEFAULT_CLASSES = (
     SlaClass(
         name="P0",
         tiers=("priority",),
-        weight=16.0,
+        weight=256.0,
         ttft_s=0.8,
         tpot_s=0.1,
         queue_timeout_s=60.0,
@@ -134,7 +134,7 @@ DEFAULT_CLASSES = (
     SlaClass(
         name="P1",
         tiers=("auto", "default"),
-        weight=4.0,
+        weight=16.0,
         ttft_s=2.0,
         tpot_s=0.2,
         fill=0.9,
@@ -172,6 +172,12 @@ class PlacementConfig(Frozen):
 
     decode_tokens: float = Field(64.0, ge=0, description="Cost of a running sequence beside it.")
     page_pressure: float = Field(1.0, ge=0, description="Cost of a prompt token on a full shard.")
+    load_weight: float = Field(
+        0.25, ge=0, description="Cost of a token of work that a shard already has."
+    )
+    patience: float = Field(
+        4.0, ge=0, description="Prompt tokens waited for to find one token cached."
+    )
     affinity_min_tokens: int = Field(
         64, ge=0, description="A cached prefix shorter than this is no reason for a shard."
     )
@@ -200,6 +206,9 @@ class SchedulingConfig(Frozen):
         1.0, ge=0, description="Mean deviations of a tenant's output charged on top of its mean."
     )
     placement: PlacementConfig = PlacementConfig()
+    short_first_s: float = Field(
+        0.002, ge=0, description="An uncached prompt token stands its request back so long."
+    )
     gather_min_s: float = Field(0.0, ge=0, description="Requests gather so long while busy.")
     gather_max_s: float = Field(0.05, ge=0, description="Requests gather no longer than this.")
     max_explained: int = Field(4096, ge=0, description="Decisions kept to be explained.")

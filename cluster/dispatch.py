@@ -50,11 +50,18 @@ class Dispatch:
         since = now if before is None else before.since
         sla = self._classes[submission.sla]
         deadline_at = math.inf if submission.deadline_s is None else now + submission.deadline_s
-        due = min(deadline_at, since + (sla.ttft_s or sla.aging_s))
+        stood_back_s = self._config.short_first_s * self._uncached_tokens(submission)
+        due = min(deadline_at, since + (sla.ttft_s or sla.aging_s) + stood_back_s)
         expires_at = min(deadline_at, since + sla.queue_timeout_s)
         tokens = submission.prompt_tokens + self._books.tenants.expected_output(submission)
         number = self._books.queues.number(submission)
         return Waiting(submission, since, deadline_at, due, expires_at, tokens, number)
+
+    def _uncached_tokens(self, submission: Submission) -> int:
+        """Of its prompt, as the index has it when the request comes."""
+        shards = self._books.leases.serving(submission.model)
+        depth = self._books.index.match(submission.page_hashes).depth
+        return submission.prompt_tokens - depth * shards.block_size
 
     def take_in(self, waiting: Waiting, now: float) -> Decision | None:
         """A lease, a refusal where it may not even wait, or None: it waits now."""

@@ -72,6 +72,7 @@ class ModelShards:
         self._changed: set[str] = set()
         self._moved: set[str] = set()
         self.longest = 0
+        self.block_size = 0
         self.places = 0
         self.taken = 0
 
@@ -176,6 +177,7 @@ class ModelShards:
     def _measure(self) -> None:
         shards = self._shards.values()
         self.longest = max((shard.longest for shard in shards), default=0)
+        self.block_size = min((shard.capacity.block_size for shard in shards), default=0)
         self.places = sum(shard.capacity.max_num_seqs for shard in shards)
 
     def verify(self) -> None:

@@ -116,8 +116,9 @@ class Placer:
         """What the request takes until and beside its first output, in tokens to compute.
 
             uncached prompt                         what this request adds
-            + prompt tokens leased, not computed    the prefill in front of it
-            + decode_tokens x leased sequences      the decodes beside it
+            + load_weight x (
+                prompt tokens leased, not computed  the prefill in front of it
+                + decode_tokens x leased sequences) the decodes beside it
             + page_pressure x uncached prompt x share of pages used
                                                     what it will evict or be preempted for
 
@@ -126,20 +127,24 @@ class Placer:
         requests where it was first.
 
         None without room: places for all choices, pages for the prompt and a first page of output
-        each, and a turn, which is less prompt leased ahead of it than the window and than what its
-        own cached prefix saves, since for that it is worth waiting.
+        each, and a turn, which is less prompt leased ahead of it than the window and `patience`
+        times its cached prefix: this request could be served elsewhere before, but what it finds
+        cached spares everybody's time.
         """
         cached = cached_tokens(view, submission, pages) if pages else 0
         uncached = submission.prompt_tokens - cached
         if (
             submission.choices > view.places
             or -(-uncached // view.block_size) + submission.choices > view.pages
-            or view.window + cached <= 0
+            or view.window + self._config.patience * cached <= 0
             or not could_hold(view.longest, submission)
         ):
             return None
         counted = cached if cached >= worth else 0
-        cost = view.outstanding + (submission.prompt_tokens - counted) * view.price
+        cost = (
+            self._config.load_weight * view.outstanding
+            + (submission.prompt_tokens - counted) * view.price
+        )
         return cost, view.last_grant, view.name, cached
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from time import perf_counter
+from time import process_time
 
 from cluster.simulate.command import main
 
 if __name__ == "__main__":
-    sys.stdout.write(main(sys.argv[1:], perf_counter))
+    sys.stdout.write(main(sys.argv[1:], process_time))

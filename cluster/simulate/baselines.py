@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from cluster.config import SchedulingConfig
+from cluster.errors import LedgerBroken
 from cluster.events import Acknowledge, Event, Instruction, Reported, Submitted, Tell
 from cluster.messages import (
     Lease,
@@ -76,6 +77,14 @@ class DirectRouter(ABC):
     def wake_at(self) -> float:
         """Never: it has nothing to wait for."""
         return math.inf
+
+    def verify(self) -> None:
+        """Raises LedgerBroken where a sum kept along the way differs from one made afresh."""
+        for target in self._targets.values():
+            if target.prefill_tokens != sum(target.prefill.values()):
+                raise LedgerBroken(f"{target.ref.shard}: tokens outstanding do not add up")
+            if not target.prefill.keys() <= target.requests:
+                raise LedgerBroken(f"{target.ref.shard}: computes for requests that it has not")
 
     @abstractmethod
     def choose(self, submission: Submission, targets: Iterable[Target]) -> tuple[Target, int]:

@@ -37,7 +37,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """What each policy bears, and how each does where `REFERENCE` meets only `BROKEN_SHARE`."""
+    """What each policy bears, and how each does where `REFERENCE` falls below `BROKEN_SHARE`."""
 
     capacities: tuple[Capacity, ...]
     broken: tuple[Figures, ...]
@@ -57,7 +57,8 @@ def study_capacity(experiment: Experiment, policies: Sequence[str]) -> Study:
         speed = _highest(experiment, policy, KEPT_SHARE, guess)
         guess = speed or guess
         capacities.append(Capacity(speed, experiment.at_speed(guess).run(policy)))
-    broken = experiment.at_speed(_highest(experiment, REFERENCE, BROKEN_SHARE, guess))
+    borne = _highest(experiment, REFERENCE, BROKEN_SHARE, guess)
+    broken = experiment.at_speed(borne * TOLERANCE)
     return Study(tuple(capacities), tuple(broken.run(one.figures.policy) for one in capacities))
 
 

@@ -43,7 +43,8 @@ def _capacities(
 def _write(options: argparse.Namespace, **parts: Sequence[Figures | Capacity]) -> None:
     """The command and its figures as JSON; where nothing was served, a quantile is Infinity."""
     if options.json:
-        command = {name: str(value) for name, value in vars(options).items()}
+        plain = int, float, str, list
+        command = {n: v if isinstance(v, plain) else str(v) for n, v in vars(options).items()}
         found = {name: [asdict(one) for one in part] for name, part in parts.items()}
         options.json.write_text(json.dumps({"command": command, **found}, indent=1) + "\n")
 

@@ -41,7 +41,7 @@ POLICIES: Mapping[str, Callable[[SchedulingConfig], Decider]] = MappingProxyType
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """Everything that decides a run but the policy; `stopwatch` reads a real clock in seconds."""
+    """Everything that decides a run but the policy; `stopwatch` reads the CPU time in seconds."""
 
     rows: Sequence[TraceRow]
     shards: int

@@ -47,8 +47,8 @@ class Figures:
 
     `goodput_per_s`: requests that met their targets, by the second of arrivals. `hit_rate`: prompt
     tokens found in cache, of all prompt tokens served. `fairness`: Jain's index over tenants of the
-    share that met its targets. `decisions_per_s`: leases and refusals by the second of real time
-    that the decider ran, all its events included.
+    share that met its targets. `decisions_per_s`: leases and refusals by the second of CPU
+    time that the decider took, all its events included.
     """
 
     policy: str

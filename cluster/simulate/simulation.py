@@ -26,6 +26,10 @@ class Decider(Protocol):
         """When it wants to be told that time has passed, at the latest."""
         ...
 
+    def verify(self) -> None:
+        """Raises LedgerBroken where its books do not add up."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Timing:
@@ -74,7 +78,7 @@ class Story:
 class Simulation:
     """One load on one cluster under one decider; `run` it once.
 
-    `stopwatch` reads a real clock in seconds, for the time that decisions take.
+    `stopwatch` reads the CPU time in seconds, for what decisions take of it.
     """
 
     def __init__(
@@ -112,7 +116,8 @@ class Simulation:
             act(subject)
 
     def verify(self) -> None:
-        """Raises LedgerBroken where a request ended twice, or a shard's pages do not add up."""
+        """Raises LedgerBroken where a request ended twice, or somebody's books do not add up."""
+        self._decider.verify()
         for shard in self._shards.values():
             shard.engine.verify()
         twice = [one for one in self.stories.values() if one.refusal and one.first_at < math.inf]

@@ -67,7 +67,7 @@ def test_work_in_front_of_a_cached_prefix_can_cost_more_than_it_saves() -> None:
     index = PrefixIndex(100)
     index.store("b", PAGES[:3])
     placement = placed(
-        asking(pages=PAGES[:4]), book("a"), book("b", prefill_tokens=100), index=index
+        asking(pages=PAGES[:4]), book("a"), book("b", prefill_tokens=200), index=index
     )
     assert name_of(placement) == "a"
 
@@ -91,7 +91,7 @@ def test_the_cost_adds_up_as_documented() -> None:
     assert placement is not None
     [candidate] = placement.candidates
     assert candidate.outstanding_tokens == 100 + 2 * 64
-    assert candidate.cost == candidate.outstanding_tokens + 64 + 64 * 0.5
+    assert candidate.cost == 0.25 * candidate.outstanding_tokens + 64 + 64 * 0.5
 
 
 def test_of_equals_the_least_recently_granted_is_taken() -> None:
@@ -132,10 +132,12 @@ def test_a_short_template_cached_on_one_shard_gathers_nobody_there() -> None:
     assert name_of(placed(asking(pages=PAGES[:1]), *shards, index=index)) == "new"
 
 
-def test_a_cached_prefix_is_worth_waiting_for_beyond_the_window_as_long_as_it_saves() -> None:
+def test_a_cached_prefix_is_worth_waiting_for_beyond_the_window_within_patience() -> None:
     index = PrefixIndex(100)
     index.store("b", PAGES[:3])
-    config = PlacementConfig(prefill_window_tokens=20, affinity_min_tokens=0, explore=0)
+    config = PlacementConfig(
+        prefill_window_tokens=20, affinity_min_tokens=0, explore=0, patience=2.0
+    )
 
     def chosen(prefill_tokens: int, pages: tuple[PageHash, ...]) -> str | None:
         busy = book("b", prefill_tokens=prefill_tokens)
@@ -143,8 +145,8 @@ def test_a_cached_prefix_is_worth_waiting_for_beyond_the_window_as_long_as_it_sa
         return name_of(placed(asking(pages=pages), busy, index=index, config=config))
 
     assert chosen(20, pages=()) is None
-    assert chosen(67, pages=PAGES[:4]) == "b"
-    assert chosen(68, pages=PAGES[:4]) is None
+    assert chosen(20 + 2 * 48 - 1, pages=PAGES[:4]) == "b"
+    assert chosen(20 + 2 * 48, pages=PAGES[:4]) is None
 
 
 def test_a_shard_of_another_model_that_holds_the_same_pages_is_none_of_ours() -> None:

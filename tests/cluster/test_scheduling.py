@@ -130,6 +130,28 @@ def test_an_end_serves_the_next_in_order_and_says_how_long_it_waited(bench: Benc
     assert names(bench.report("s", 3, ended=("first",))) == ["second"]
 
 
+def test_a_long_prompt_stands_back_behind_a_short_one_until_it_has_waited_for_it(
+    bench: Bench,
+) -> None:
+    bench.join("s")
+    bench.submit("a")
+    bench.submit("long", prompt_tokens=440)
+    bench.now += 0.7  # of the 0.8 s that 400 tokens more stand back
+    bench.submit("short")
+    assert names(bench.report("s", 2, ended=("a",))) == ["short"]
+    bench.now += 0.2
+    bench.submit("late")
+    assert names(bench.report("s", 3, ended=("short",))) == ["long"]
+
+
+def test_what_the_cluster_holds_of_a_prompt_does_not_make_it_long(bench: Bench) -> None:
+    bench.join("s", stored=PAGES)
+    bench.submit("a")
+    bench.submit("other", prompt_tokens=40)
+    bench.submit("turn", prompt_tokens=6 * 16 + 20, page_hashes=PAGES)
+    assert names(bench.report("s", 2, ended=("a",))) == ["turn"]
+
+
 def test_cold_requests_spread_over_all_shards_evenly(bench: Bench) -> None:
     shards = [f"s{n}" for n in range(5)]
     for name in shards:
