@@ -17,7 +17,9 @@ from cluster.messages import Assignment, HeldRequest, PageHash, RequestFailed, S
 from cluster.stats import EngineStats
 
 if TYPE_CHECKING:  # importing the engine imports torch, which the shard's owner has no use for
+    from actors.engine.compiled import Wish
     from actors.engine.engine import Engine
+    from actors.engine.runner import Forward
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +115,18 @@ class EngineThread:
             self.capacity.set_exception(error)
             return
         self.capacity.set_result(engine.capacity)
+        if engine.wish is not None:
+            Thread(target=self._fulfil, args=(engine.wish,), name="compiler", daemon=True).start()
         try:
             self._serve(engine)
         except BaseException as error:  # noqa: BLE001 - the doors are told before the shard exits
             self._crashed(Crash(error, engine.computing()))
+
+    def _fulfil(self, wish: Wish) -> None:
+        """Beside the serving thread: minutes of compiling, in a process of its own."""
+        program = wish.fulfil()
+        if program is not None:
+            self._post(partial(_adopt, program))
 
     def _serve(self, engine: Engine) -> None:
         while True:
@@ -168,6 +178,10 @@ def _use_threads(count: int, _engine: Engine) -> None:
     import torch
 
     torch.set_num_threads(count)
+
+
+def _adopt(program: Forward, engine: Engine) -> None:
+    engine.adopt(program)
 
 
 def _verify(verdict: Future[None], engine: Engine) -> None:

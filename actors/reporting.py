@@ -70,6 +70,7 @@ class ReportLedger:
             return
         self._started += outcome.progress.started
         self._ended += outcome.progress.ended
+        self._produced += outcome.progress.produced
         self._is_stored.update(dict.fromkeys(outcome.pages.stored, True))
         self._is_stored.update(dict.fromkeys(outcome.pages.removed, False))
 
@@ -87,6 +88,7 @@ class ReportLedger:
             removed=tuple(one for one, stored in self._is_stored.items() if not stored),
             full=self._snapshot is not None,
             held=self._held(),
+            produced=tuple(self._produced),
         )
         self._full = False if self._snapshot else self._full
         self._snapshot = None
@@ -113,6 +115,7 @@ class ReportLedger:
     def _clear(self) -> None:
         self._started: list[str] = []
         self._ended: list[str] = []
+        self._produced: list[int] = []
         # Of a page stored and removed since the last report, only the last word counts.
         self._is_stored: dict[PageHash, bool] = {}
 

@@ -21,6 +21,7 @@ from cluster.events import (
     Ticked,
     Withdrawn,
 )
+from cluster.explanations import Explanation, Forecast
 from cluster.messages import (
     Decision,
     DecisionBatch,
@@ -33,8 +34,9 @@ from cluster.messages import (
 from cluster.scheduling import SchedulerBrain
 from cluster.stats import SchedulerStats
 
-TICK_S = 0.05
-"""How late a deadline or a timeout may be noticed; leases never wait for a tick."""
+IDLE_TICK_S = 0.5
+"""How late the silence of a shard or a router may be noticed; deadlines, timeouts and the ends of
+gathering windows have a timer of their own."""
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +100,7 @@ class BatchScheduler:
         self._clock = clock
         self._brain = SchedulerBrain(config, epoch)
         self._mailboxes: dict[str, Mailbox] = {}
-        self._ticking: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
         return f"BatchScheduler(epoch={self._epoch})"
@@ -146,6 +148,14 @@ class BatchScheduler:
         """To be called by whoever saw this life of the shard end, before it asks for another."""
         self._post(self._handle(ShardGone(shard)))
 
+    async def explain(self, request_id: str) -> Explanation | None:
+        """Why the request was last decided as it was; None where that is not remembered."""
+        return self._brain.explain(request_id, self._clock())
+
+    async def forecast(self, submission: Submission) -> Forecast:
+        """What would become of it at this moment; nothing is changed by asking."""
+        return self._brain.forecast(submission, self._clock())
+
     async def stats(self) -> SchedulerStats:
         return self._brain.stats()
 
@@ -179,20 +189,30 @@ class BatchScheduler:
             self._post(self._handle(Withdrawn(request_id)))
 
     def _handle(self, event: Event) -> tuple[Instruction, ...]:
-        """The only way to the brain. The timers start with the first event, inside the loop."""
-        if self._ticking is None:
-            self._ticking = asyncio.create_task(self._tick_forever())
-        return self._brain.handle(event, self._clock())
+        """The only way to the brain. The timer starts with the first event, inside the loop."""
+        now = self._clock()
+        instructions = self._brain.handle(event, now)
+        self._set_timer(self._brain.wake_at() - now)
+        return instructions
 
-    async def _tick_forever(self) -> None:
-        while True:
-            await asyncio.sleep(TICK_S)
-            try:
-                self.tick()
-            except Exception:
-                # Without timers the scheduler would go on granting while nothing expires and no
-                # lost shard is noticed; a log that repeats is the lesser evil.
-                logger.exception("%s: a tick failed", self)
+    def _set_timer(self, due_s: float) -> None:
+        """Wake after `due_s` at the latest; an earlier timer stays, and sets the next itself."""
+        loop = asyncio.get_running_loop()
+        at = loop.time() + min(max(due_s, 0.0), IDLE_TICK_S)
+        if self._timer is None or at < self._timer.when():
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_at(at, self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        try:
+            self.tick()
+        except Exception:
+            # Without timers the scheduler would go on granting while nothing expires and no
+            # lost shard is noticed; a log that repeats is the lesser evil.
+            logger.exception("%s: a tick failed", self)
+            self._set_timer(IDLE_TICK_S)
 
     def _post(self, instructions: Iterable[Instruction]) -> None:
         for each in instructions:

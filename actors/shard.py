@@ -12,9 +12,10 @@ import logging
 import os
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from actors.devices.assignment import assigned_ids
+from actors.devices.berth import Berth, assigned_berth
 from actors.doors import Doors
 from actors.engine_thread import Crash, EngineThread, Outcome
 from actors.naming import SCHEDULER, ActorAddress
@@ -43,6 +44,7 @@ class ShardTiming:
     """Seconds, but for `max_backlog`: deltas a door may leave unread before it is dropped."""
 
     door_timeout_s: float = 10.0
+    settle_s: float = 5.0
     poll_wait_s: float = 2.0
     last_words_s: float = 1.0
     max_backlog: int = 65_536
@@ -51,7 +53,10 @@ class ShardTiming:
 
 @dataclass(frozen=True, slots=True)
 class ShardSpec:
-    """What a shard is born with. `threads`: torch's; `gpus`: 0 means it computes on the CPU."""
+    """What a shard is born with. `threads`: torch's; `gpus`: 0 means it computes on the CPU.
+
+    `claims`: the books, of its machine, in which it claims CPUs.
+    """
 
     ref: ShardRef
     model: ModelConfig
@@ -59,6 +64,7 @@ class ShardSpec:
     threads: int
     gpus: float = 0.0
     timing: ShardTiming = field(default_factory=ShardTiming)
+    claims: str = "shoal"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +83,12 @@ class KVShard:
 
     def __init__(self, spec: ShardSpec) -> None:
         self._spec = spec
-        self._threads = spec.threads
+        self._wanted_threads = self._threads = spec.threads
+        self._berth: Berth | None = None
         self._loop = asyncio.get_running_loop()
         self._doors = Doors(spec.timing.door_timeout_s, spec.timing.max_backlog)
         self._engine = EngineThread(
-            partial(_load_engine, spec),
+            lambda: _load_engine(spec, self._threads),
             publish=self._from_thread(self._on_outcome),
             crashed=self._from_thread(self._on_crash),
         )
@@ -99,8 +106,12 @@ class KVShard:
     async def load(self) -> ShardCapacity:
         """Build the engine and report to the scheduler from then on. Call it once.
 
-        Raises OperatorError where configuration, weights or memory do not allow it.
+        Raises OperatorError where configuration, devices, weights or memory do not allow it.
         """
+        # First: threads inherit the binding of who starts them, and pages stay where they were put.
+        binding = self._spec.model.resources.binding
+        self._berth = assigned_berth(binding, assigned_ids(), self._spec.claims)
+        self._settle()
         self._engine.start()
         capacity = await asyncio.wrap_future(self._engine.capacity)
         self._reporter = Reporter(
@@ -111,6 +122,7 @@ class KVShard:
         )
         self._keep_running(self._reporter.run())
         self._keep_running(self._sweep_doors())
+        self._keep_running(self._settle_again())
         return capacity
 
     async def ping(self) -> Pulse:
@@ -164,16 +176,23 @@ class KVShard:
         await self._doors.heard()
 
     async def use_threads(self, count: int) -> None:
-        """Compute with `count` CPU threads from the next step on."""
-        self._threads = count
-        self._engine.use_threads(count)
+        """Compute with `count` CPU threads from the next step on, or with as many as it finds CPUs
+        of its own."""
+        self._wanted_threads = count
+        self._settle()
 
     async def stats(self) -> ShardStats:
         """The books as of the last turn. Call after `load`."""
-        if self._latest is None:
+        if self._latest is None or self._berth is None:
             raise ShardLost("the engine has not made its first turn")
         engine = asdict(self._latest.stats)
-        return ShardStats(shard=self._spec.ref, doors=len(self._doors), **engine)
+        return ShardStats(
+            shard=self._spec.ref,
+            doors=len(self._doors),
+            threads=self._threads,
+            binding=self._berth.binding,
+            **engine,
+        )
 
     async def verify(self) -> None:
         """Raises LedgerBroken unless the engine's and the doors' books add up."""
@@ -214,6 +233,21 @@ class KVShard:
             for request_id in self._doors.sweep(self._loop.time()):
                 self._engine.cancel(request_id, None)
 
+    async def _settle_again(self) -> None:
+        """A neighbour that leaves, or narrows, makes room later than we are told to take it."""
+        while True:
+            await asyncio.sleep(self._spec.timing.settle_s)
+            self._settle()
+
+    def _settle(self) -> None:
+        """Before it is loaded, a shard only remembers how many threads it is to have."""
+        if self._berth is None:
+            return
+        threads = self._berth.settle(self._wanted_threads)
+        if threads != self._threads:
+            self._threads = threads
+            self._engine.use_threads(threads)
+
     def _keep_running(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
         task.add_done_callback(self._on_task_end)
@@ -234,14 +268,15 @@ class KVShard:
         return call
 
 
-def _load_engine(spec: ShardSpec) -> Engine:
+def _load_engine(spec: ShardSpec, threads: int) -> Engine:
     # Here, not above: the fleet imports this file, and torch is the shard's own affair. Ray sets
     # OMP_NUM_THREADS to 1 for an actor of few CPUs; this overrides it for all threads.
     import torch
 
-    torch.set_num_threads(spec.threads)
+    torch.set_num_threads(threads)
     from actors.engine.engine import load_engine
-    from actors.models import ensure_model
+    from actors.models import default_cache, ensure_model
 
     device = torch.device("cuda" if spec.gpus else "cpu")
-    return load_engine(ensure_model(spec.model.source), spec.model, device)
+    programs = default_cache() / "programs"
+    return load_engine(ensure_model(spec.model.source), spec.model, device, programs)

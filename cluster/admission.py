@@ -3,87 +3,82 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable
 
-from cluster.leases import ShardBook
+from cluster.config import SchedulingConfig
+from cluster.lanes import Waiting
+from cluster.loads import ModelShards
 from cluster.messages import Refusal, RefusalKind, Submission
-from cluster.queues import Waiting
+from cluster.rates import BusyRate
 from cluster.routing import could_hold
 
 MIN_RETRY_AFTER_S = 1.0
 MAX_RETRY_AFTER_S = 60.0
 
-
-def retry_after_s(ahead: int, drain_per_s: float) -> float:
-    """When the `ahead` requests will have left, by Little's law: whole seconds, `ahead / drain`.
-
-    Between 1 s and 60 s; 60 s too where nothing drains, as nothing better is known.
-    """
-    if drain_per_s * MAX_RETRY_AFTER_S <= ahead:
-        return MAX_RETRY_AFTER_S
-    return max(float(math.ceil(ahead / drain_per_s)), MIN_RETRY_AFTER_S)
-
-
-class DrainRate:
-    """Events per second over the recent past, in constant memory.
-
-    An exponentially decaying count with time constant `tau_s`; divided by the weight that the time
-    since the first event can have had, as Adam's bias correction does (Kingma and Ba 2015,
-    section 3), so that the estimate is fair from the first second on.
-    """
-
-    def __init__(self, tau_s: float = 10.0) -> None:
-        self._tau_s = tau_s
-        self._count = 0.0
-        self._first: float | None = None
-        self._last = 0.0
-
-    def record(self, now: float) -> None:
-        if self._first is None:
-            self._first = self._last = now
-        self._count = self._decayed(now) + 1.0
-        self._last = now
-
-    def per_second(self, now: float) -> float:
-        """0 until the first event; the first second counts as a whole one."""
-        if self._first is None:
-            return 0.0
-        age_s = max(now - self._first, 1.0)
-        return self._decayed(now) / (self._tau_s * -math.expm1(-age_s / self._tau_s))
-
-    def _decayed(self, now: float) -> float:
-        return self._count * math.exp((self._last - now) / self._tau_s)
-
-
 WORDS = {
     RefusalKind.QUEUE_FULL: "too many requests of class {0.sla} are waiting",
     RefusalKind.NOT_READY: "no shard serves {0.model} at this moment",
-    RefusalKind.DEADLINE: "its deadline of {0.deadline_s} s passed while it waited",
+    RefusalKind.DEADLINE: "its deadline of {0.deadline_s} s cannot be met",
+    RefusalKind.QUEUE_TIMEOUT: "it waited as long as requests of class {0.sla} may",
     RefusalKind.NEVER_FITS: "{0.prompt_tokens} tokens of prompt and {0.max_tokens} of output"
     " are more than any shard of {0.model} holds",
 }
 
 
-class Admission:
-    """Objects to requests that cannot be served, and measures how fast the others are."""
+def retry_after_s(predicted_s: float | None) -> float:
+    """When those ahead will have left, in whole seconds: between 1 s and 60 s.
 
-    def __init__(self, not_ready_timeout_s: float) -> None:
-        self._not_ready_timeout_s = not_ready_timeout_s
-        self._drain: dict[str, DrainRate] = {}
+    60 s too where nothing is known of how fast they leave.
+    """
+    if predicted_s is None or predicted_s > MAX_RETRY_AFTER_S:
+        return MAX_RETRY_AFTER_S
+    return max(float(math.ceil(predicted_s)), MIN_RETRY_AFTER_S)
+
+
+class Admission:
+    """Objects to requests that cannot be served in time, from how fast the others are served.
+
+    `ahead` tells the tokens that are served before a new request (`FairQueues.ahead`). The rate is
+    that of tokens granted while somebody waited: what the cluster can do, not what it was asked.
+    """
+
+    def __init__(self, config: SchedulingConfig, ahead: Callable[[Submission], float]) -> None:
+        self._config = config
+        self._ahead = ahead
+        self._rates: dict[str, BusyRate] = {}
+        self._measured_at: dict[str, float] = {}
         self._unserved_since: dict[str, float] = {}
 
-    def granted(self, model: str, now: float) -> None:
-        """A request of `model` got its lease."""
-        self._drain.setdefault(model, DrainRate()).record(now)
+    def backlogged(self, model: str, now: float) -> None:
+        """The first request of `model` begins to wait."""
+        self._measured_at[model] = now
+
+    def granted(self, waiting: Waiting, now: float) -> None:
+        """A request that waited got its lease."""
+        model = waiting.submission.model
+        rate = self._rates.setdefault(model, BusyRate())
+        rate.record(waiting.tokens, now - self._measured_at[model])
+        self._measured_at[model] = now
+
+    def missed(self, model: str, now: float) -> None:
+        """Somebody wants `model`, and no shard is there."""
+        self._unserved_since.setdefault(model, now)
 
     def served(self, model: str) -> None:
         """A shard of `model` is there."""
         self._unserved_since.pop(model, None)
 
-    def objection(
-        self, waiting: Waiting, shards: Collection[ShardBook], now: float
-    ) -> RefusalKind | None:
-        """Why it can never be served by `shards`, all those of its model; the first that holds.
+    def wait_s(self, submission: Submission) -> float | None:
+        """How long a new request would wait, by Little's law; None where nothing is known."""
+        ahead = self._ahead(submission)
+        if not ahead:
+            return 0.0
+        rate = self._rates.get(submission.model)
+        per_second = rate.per_second if rate else None
+        return None if per_second is None else ahead / per_second
+
+    def objection(self, waiting: Waiting, shards: ModelShards, now: float) -> RefusalKind | None:
+        """Why it cannot be served any more by `shards`, all those of its model.
 
         A model is not ready when somebody has wanted it for `not_ready_timeout_s` with no shard
         there all the while: the first to come wait that long, those after are told at once.
@@ -91,15 +86,24 @@ class Admission:
         submission = waiting.submission
         if waiting.deadline_at <= now:
             return RefusalKind.DEADLINE
-        if not shards:
-            since = self._unserved_since.setdefault(submission.model, now)
-            return RefusalKind.NOT_READY if now - since >= self._not_ready_timeout_s else None
-        if not any(could_hold(shard, submission) for shard in shards):
-            return RefusalKind.NEVER_FITS
-        return None
+        if waiting.expires_at <= now:
+            return RefusalKind.QUEUE_TIMEOUT
+        if not len(shards):
+            since = self._unserved_since.get(submission.model, now)
+            return (
+                RefusalKind.NOT_READY if now - since >= self._config.not_ready_timeout_s else None
+            )
+        return None if could_hold(shards.longest, submission) else RefusalKind.NEVER_FITS
 
-    def refusal(self, submission: Submission, kind: RefusalKind, ahead: int, now: float) -> Refusal:
-        """Put it in words; `ahead` requests would be served before one that comes back."""
-        drain = self._drain.get(submission.model)
-        retry = retry_after_s(ahead, 0.0 if drain is None else drain.per_second(now))
-        return Refusal(submission.request_id, kind, WORDS[kind].format(submission), retry)
+    def hopeless(self, waiting: Waiting, now: float) -> RefusalKind | None:
+        """Why it would wait in vain: better said at once than after it has waited."""
+        wait_s = self.wait_s(waiting.submission)
+        if wait_s is None or now + wait_s < waiting.expires_at:
+            return None
+        late = waiting.deadline_at <= now + wait_s
+        return RefusalKind.DEADLINE if late else RefusalKind.QUEUE_FULL
+
+    def refusal(self, submission: Submission, kind: RefusalKind) -> Refusal:
+        """Put it in words."""
+        message, retry = WORDS[kind].format(submission), retry_after_s(self.wait_s(submission))
+        return Refusal(submission.request_id, kind, message, retry)

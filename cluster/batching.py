@@ -34,10 +34,14 @@ from cluster.steps import Chunk, PageCopy, StepPlan, StepResult, pair
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Ids of the requests whose first delta went out, and of those that ended, oldest first."""
+    """Ids of the requests whose first delta went out, and of those that ended, oldest first.
+
+    `produced` are the output tokens of each that ended, all its choices together.
+    """
 
     started: tuple[str, ...]
     ended: tuple[str, ...]
+    produced: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +161,9 @@ class Batcher:
 
     def drain_progress(self) -> Progress:
         """Requests that started and that ended since the last call."""
-        progress = Progress(tuple(self._started), self._roster.drain_ended())
+        ended = self._roster.drain_ended()
+        ids = tuple(family.request.request_id for family in ended)
+        progress = Progress(tuple(self._started), ids, tuple(family.produced for family in ended))
         self._started.clear()
         return progress
 

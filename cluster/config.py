@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -15,6 +16,9 @@ class Frozen(BaseModel):
     """A part of the configuration: no unknown fields, no writes after parsing."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+M = TypeVar("M", bound=Frozen)
 
 
 class CacheConfig(Frozen):
@@ -52,6 +56,9 @@ class ResourcesConfig(Frozen):
     cpus: float | None = Field(None, ge=0, description="By default one, or a part of one.")
     gpus: float | None = Field(None, ge=0, description="By default 1 where the cluster has GPUs.")
     threads: int | None = Field(None, ge=1, description="By default `cpus`, or the cores shared.")
+    binding: Literal["auto", "measured", "off"] = Field(
+        "auto", description="To CPUs and memory near the device; measured: only if a probe gains."
+    )
     custom: dict[str, float] = Field(default_factory=dict, description="Ray custom resources.")
 
 
@@ -66,6 +73,9 @@ class ModelConfig(Frozen):
         " `package:<distribution>==<version>/<file.gguf>[#sha256=<hex>]`, or a hub id.",
     )
     dtype: Dtype = Field("auto", description="Precision of weights and KV; auto: as saved.")
+    compile: Literal["auto", "off"] = Field(
+        "auto", description="On a CPU with a C++ compiler, compile the model beside serving it."
+    )
     max_model_len: int | None = Field(None, ge=2, description="Context, tokens.")
     shards: int = Field(1, ge=0, le=4096, description="Shards wanted at start.")
     load_timeout_s: float = Field(600.0, gt=0, description="A shard not ready by then is retried.")
@@ -75,17 +85,87 @@ class ModelConfig(Frozen):
 
 
 class SlaClass(Frozen):
-    """A class of service; classes listed earlier go first, and within one it is first come."""
+    """A class of service: its share, its promises and its bounds; earlier ones are higher."""
 
     name: str = Field(min_length=1)
     tiers: tuple[str, ...] = Field((), description="Values of `service_tier` that mean it.")
+    weight: float = Field(1.0, gt=0, description="Share of the tokens where classes compete.")
+    ttft_s: float | None = Field(None, gt=0, description="Target: first token, seconds.")
+    tpot_s: float | None = Field(None, gt=0, description="Target: each further token, seconds.")
+    max_queued: int | None = Field(None, ge=0, description="By default the scheduler's.")
+    queue_timeout_s: float = Field(300.0, gt=0, description="So long a request waits at most.")
+    aging_s: float = Field(
+        30.0, gt=0, description="Waiting so long, it is not overtaken by higher classes any more."
+    )
+    fill: float = Field(
+        1.0, gt=0, le=1, description="It gets places while fewer than this share are taken."
+    )
+    burst_share: float = Field(
+        1.0, ge=0, le=1, description="How much of a tenant's burst its requests may use."
+    )
 
 
 DEFAULT_CLASSES = (
-    SlaClass(name="P0", tiers=("priority",)),
-    SlaClass(name="P1", tiers=("auto", "default")),
-    SlaClass(name="P2", tiers=("flex", "batch")),
+    SlaClass(
+        name="P0",
+        tiers=("priority",),
+        weight=16.0,
+        ttft_s=0.8,
+        tpot_s=0.1,
+        queue_timeout_s=60.0,
+        aging_s=5.0,
+    ),
+    SlaClass(
+        name="P1",
+        tiers=("auto", "default"),
+        weight=4.0,
+        ttft_s=2.0,
+        tpot_s=0.2,
+        fill=0.9,
+        burst_share=0.5,
+    ),
+    SlaClass(
+        name="P2",
+        tiers=("flex", "batch"),
+        queue_timeout_s=3600.0,
+        aging_s=120.0,
+        fill=0.75,
+        burst_share=0.0,
+    ),
 )
+
+
+class TenantConfig(Frozen):
+    """What one tenant may use; what is not bounded here is bounded by the queue alone."""
+
+    name: str = Field("", description="As in its keys; empty for `default_tenant`.")
+    weight: float = Field(1.0, gt=0, description="Share of the tokens among tenants of a class.")
+    tokens_per_window: int | None = Field(None, ge=1, description="Prompt and output tokens.")
+    burst_tokens: int = Field(0, ge=0, description="On top, times the class's `burst_share`.")
+    max_concurrency: int | None = Field(None, ge=1, description="Requests on shards at once.")
+    max_pages: int | None = Field(None, ge=1, description="Pages of its requests at once.")
+
+    @property
+    def holds(self) -> bool:
+        """Whether there is a bound on what it may have on shards."""
+        return self.max_concurrency is not None or self.max_pages is not None
+
+
+class PlacementConfig(Frozen):
+    """What placing a request costs, in tokens; see docs/scheduling.md."""
+
+    decode_tokens: float = Field(64.0, ge=0, description="Cost of a running sequence beside it.")
+    page_pressure: float = Field(1.0, ge=0, description="Cost of a prompt token on a full shard.")
+    affinity_min_tokens: int = Field(
+        64, ge=0, description="A cached prefix shorter than this is no reason for a shard."
+    )
+    explore: float = Field(0.01, ge=0, le=1, description="Share of requests that go by load alone.")
+    prefill_window_s: float = Field(
+        0.25, gt=0, description="Prompt leased to a shard ahead of its computation, seconds of it."
+    )
+    prefill_window_tokens: int = Field(
+        2048, ge=1, description="The same while the shard's speed is unknown, and at least a half."
+    )
 
 
 class SchedulingConfig(Frozen):
@@ -93,6 +173,20 @@ class SchedulingConfig(Frozen):
 
     classes: tuple[SlaClass, ...] = Field(DEFAULT_CLASSES, min_length=1)
     default_class: str = "P1"
+    tenants: tuple[TenantConfig, ...] = Field((), description="Those with limits of their own.")
+    default_tenant: TenantConfig = Field(TenantConfig(), description="Limits of all the others.")
+    budget_window_s: float = Field(60.0, gt=0, description="What `tokens_per_window` counts over.")
+    max_tenants: int = Field(10_000, ge=1, description="Tenants remembered while idle.")
+    expected_output_tokens: float = Field(
+        128.0, gt=0, description="Output to charge in advance while a tenant's is unknown."
+    )
+    jitter_penalty: float = Field(
+        1.0, ge=0, description="Mean deviations of a tenant's output charged on top of its mean."
+    )
+    placement: PlacementConfig = PlacementConfig()
+    gather_min_s: float = Field(0.0, ge=0, description="Requests gather so long while busy.")
+    gather_max_s: float = Field(0.05, ge=0, description="Requests gather no longer than this.")
+    max_explained: int = Field(4096, ge=0, description="Decisions kept to be explained.")
     max_queued: int = Field(
         1024, ge=0, description="Requests of one class waiting before its next gets 429."
     )
@@ -119,6 +213,22 @@ class SchedulingConfig(Frozen):
             raise ValueError(f"class names must differ, got {names}")
         if self.default_class not in names:
             raise ValueError(f"default_class must be one of {names}, got {self.default_class!r}")
+        meant = [tier for sla in self.classes for tier in {sla.name, *sla.tiers}]
+        if len(set(meant)) != len(meant):
+            raise ValueError(f"a tier or name must mean one class only, got {sorted(meant)}")
+        return self
+
+    @model_validator(mode="after")
+    def _windows_are_in_order(self) -> SchedulingConfig:
+        if self.gather_min_s > self.gather_max_s:
+            raise ValueError(f"gather_min_s must not exceed gather_max_s ({self.gather_max_s})")
+        return self
+
+    @model_validator(mode="after")
+    def _tenants_have_names(self) -> SchedulingConfig:
+        names = [tenant.name for tenant in self.tenants]
+        if "" in names or len(set(names)) != len(names):
+            raise ValueError(f"tenants need names that differ, got {names}")
         return self
 
 
@@ -151,7 +261,13 @@ class GatewayConfig(Frozen):
 
     replicas: int = Field(1, ge=1)
     max_ongoing_requests: int = Field(4096, ge=1)
-    max_body_bytes: int = Field(16 * 2**20, ge=1024)
+    max_body_bytes: int = Field(
+        2 * 2**20, ge=1024, description="Parsing so much holds the door for 0.2 s at worst."
+    )
+    body_timeout_s: float = Field(30.0, gt=0, description="A body not whole by then is refused.")
+    cors_origins: tuple[str, ...] = Field(
+        (), description="Web pages of these origins may call the API from a browser; `*`: all."
+    )
     max_choices: int = Field(16, ge=1, description="Largest `n`.")
     max_logprobs: int = Field(20, ge=0, description="Largest `top_logprobs`.")
     auth: AuthConfig = AuthConfig()
@@ -181,19 +297,42 @@ class ShoalConfig(Frozen):
         return self
 
 
+class FleetSettings(Frozen):
+    """What the Fleet's `user_config` may hold: knobs that need no restart."""
+
+    shards: dict[str, Annotated[int, Field(ge=0, le=4096)]] = Field(
+        default_factory=dict, description="Shards wanted, by model."
+    )
+
+
 def parse_config(args: dict[str, Any]) -> ShoalConfig:
     """Check `args` and compose the configuration.
 
     Raises ConfigError whose message lists every wrong field: its path, what was wrong, and what
     is allowed there.
     """
+    return _parse(ShoalConfig, args, "args")
+
+
+def parse_settings(user_config: dict[str, Any], models: Iterable[str]) -> FleetSettings:
+    """Check the Fleet's `user_config`, where `models` are served. Raises ConfigError likewise."""
+    settings = _parse(FleetSettings, user_config, "user_config")
+    known = sorted(models)
+    for name in settings.shards:
+        if name not in known:
+            path = f"user_config.shards.{name}"
+            raise ConfigError(f"{path}: no such model (allowed: {', '.join(known)})", path)
+    return settings
+
+
+def _parse(kind: type[M], data: Any, root: str) -> M:
     try:
-        return ShoalConfig.model_validate(args)
+        return kind.model_validate(data)
     except ValidationError as error:
         problems = _root_causes(error.errors(include_url=False))
-        lines = [f"  {_path(p['loc'])}: {p['msg']}{_allowed(p)}" for p in problems]
+        lines = [f"  {_path(root, p['loc'])}: {p['msg']}{_allowed(kind, p)}" for p in problems]
         raise ConfigError(
-            "the configuration is refused:\n" + "\n".join(lines), _path(problems[0]["loc"])
+            "the configuration is refused:\n" + "\n".join(lines), _path(root, problems[0]["loc"])
         ) from None
 
 
@@ -207,16 +346,15 @@ def _root_causes(problems: list[Any]) -> list[Any]:
     return [problem for problem in problems if not repeats(problem["loc"])]
 
 
-def _path(loc: tuple[int | str, ...]) -> str:
-    dotted = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
-    return "args" + dotted
+def _path(root: str, loc: tuple[int | str, ...]) -> str:
+    return root + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
 
 
-def _allowed(problem: Any) -> str:
+def _allowed(kind: type[Frozen], problem: Any) -> str:
     """For an unknown field, the fields that would have been known there."""
     if problem["type"] != "extra_forbidden":
         return f" (got {problem['input']!r})"
-    model: Any = ShoalConfig
+    model: Any = kind
     for part in problem["loc"][:-1]:
         model = _descend(model, part)
     return f" (allowed: {', '.join(sorted(model.model_fields))})"

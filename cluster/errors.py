@@ -10,6 +10,7 @@
     |   +-- RequestTooLarge         the body exceeds the limit
     +-- CapacityError           the caller should come back later; carries retry_after_s
     |   +-- QueueFull               the bounded queue is full
+    |   +-- BudgetExhausted         the tenant has used up a budget; the message names it
     |   +-- NotReady                no shard serves the model at this moment
     |   +-- DeadlineExceeded        it could not be served in time
     +-- OperatorError           the operator must change configuration, weights or machines
@@ -17,6 +18,7 @@
     |   +-- ModelUnavailable        the weights cannot be had; says what was tried
     |   +-- UnsupportedModel        the family cannot be served exactly; names it
     |   +-- Unschedulable           no node has what a shard asks for; says what is missing
+    |   +-- DeviceUnavailable       a GPU or MIG slice cannot be had or changed; says what to do
     +-- FaultError              ours: a part of the system failed
         +-- ShardLost               the shard died with the sequence on it
         |   +-- StepFailed              in a step that computed the sequence
@@ -98,6 +100,10 @@ class QueueFull(CapacityError):
     """The bounded queue of the class is full."""
 
 
+class BudgetExhausted(CapacityError):
+    """The tenant has used up a budget, which the message names."""
+
+
 class NotReady(CapacityError):
     """No shard serves the model at this moment."""
 
@@ -128,6 +134,10 @@ class UnsupportedModel(OperatorError):
 
 class Unschedulable(OperatorError):
     """No node offers what a shard asks for; the message says what is missing."""
+
+
+class DeviceUnavailable(OperatorError):
+    """A GPU or MIG slice cannot be had, or cannot be cut; the message says what to do."""
 
 
 class FaultError(ShoalError):

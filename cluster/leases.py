@@ -3,107 +3,51 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
-from types import MappingProxyType
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import zip_longest
 
+from cluster.config import PlacementConfig
 from cluster.errors import IllegalTransition, LedgerBroken
-from cluster.messages import HeldRequest, Lease, Reason, ShardCapacity, ShardRef, ShardReport
-
-
-class LeaseState(StrEnum):
-    """Where a lease stands; one that is over is no longer in the books."""
-
-    GRANTED = "granted"  # the scheduler promised; the shard has not spoken of it yet
-    CLAIMED = "claimed"  # the shard holds it and has not computed its prompt yet
-    STARTED = "started"  # the prompt is computed
-    ENDED = "ended"
-    EXPIRED = "expired"  # nobody claimed it in time
-    RELEASED = "released"  # whoever asked for it gave it back unused
-    LOST = "lost"  # its shard is gone
-
-
-TRANSITIONS: Mapping[LeaseState, frozenset[LeaseState]] = MappingProxyType(
-    {
-        LeaseState.GRANTED: frozenset(LeaseState) - {LeaseState.GRANTED},
-        LeaseState.CLAIMED: frozenset({LeaseState.STARTED, LeaseState.ENDED, LeaseState.LOST}),
-        LeaseState.STARTED: frozenset({LeaseState.ENDED, LeaseState.LOST}),
-        LeaseState.ENDED: frozenset(),
-        LeaseState.EXPIRED: frozenset(),
-        LeaseState.RELEASED: frozenset(),
-        LeaseState.LOST: frozenset(),
-    }
+from cluster.loads import ModelShards
+from cluster.messages import HeldRequest, Lease, Reason, ShardRef, ShardReport
+from cluster.shard_books import (
+    OVER,
+    TRANSITIONS,
+    Bill,
+    LeaseEntry,
+    LeaseState,
+    Load,
+    ShardBook,
 )
-"""A withdrawn request that its shard already holds is no move: the shard will report its end."""
-
-OVER = frozenset(state for state, onward in TRANSITIONS.items() if not onward)
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """What a lease weighs: tokens and pages of prompt to compute until it starts, and its choices.
+@dataclass(slots=True)
+class Holding:
+    """What one tenant has on shards."""
 
-    `pages` counts one page of output for each choice too, as no choice gets far without.
-    """
-
-    prefill_tokens: int
-    pages: int
-    sequences: int
-
-
-@dataclass(slots=True, eq=False)
-class LeaseEntry:
-    """One lease in the books."""
-
-    lease: Lease
-    load: Load
-    granted_at: float
-    state: LeaseState = LeaseState.GRANTED
-
-
-@dataclass(slots=True, eq=False)
-class ShardBook:
-    """What the scheduler knows of one life of a shard. Only `LeaseBook` writes to it.
-
-    `free_pages` is the shard's own word as of report `number`; `promised_pages` and
-    `prefill_tokens` are of the leases it has not computed yet, `sequences` of all its leases.
-    `resync` says that the books doubt themselves and the next report has to be a full one.
-    `last_grant` counts the book's grants, so that the smallest is the least recently used.
-    `longest` is the most tokens, prompt and output, that one sequence can ever have here.
-    """
-
-    ref: ShardRef
-    capacity: ShardCapacity
-    free_pages: int
-    number: int
-    heard_at: float
-    resync: bool = False
-    last_grant: int = 0
-    prefill_tokens: int = 0
-    promised_pages: int = 0
-    sequences: int = 0
-    leases: dict[str, LeaseEntry] = field(default_factory=dict)
-    longest: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        pool = self.capacity.total_pages * self.capacity.block_size
-        self.longest = min(self.capacity.max_model_len, pool)
-
-    def pages_of(self, tokens: int) -> int:
-        return -(-tokens // self.capacity.block_size)
+    requests: int = 0
+    pages: int = 0
 
 
 class LeaseBook:
-    """All shards and all leases; changed by the verbs below and by nothing else."""
+    """All shards and all leases; changed by the verbs below and by nothing else.
 
-    def __init__(self, epoch: int, claim_timeout_s: float) -> None:
+    Leases that started or are over since the last look are handed out once, by `drain`.
+    """
+
+    def __init__(
+        self, epoch: int, claim_timeout_s: float, placement: PlacementConfig | None = None
+    ) -> None:
+        self._placement = placement or PlacementConfig()
         self._epoch = epoch
         self._claim_timeout_s = claim_timeout_s
         self._shards: dict[str, ShardBook] = {}
-        self._models: dict[str, dict[str, ShardBook]] = {}
+        self._models: dict[str, ModelShards] = {}
         self._entries: dict[str, LeaseEntry] = {}
         self._unclaimed: deque[tuple[float, str]] = deque()
+        self._tenants: dict[str, Holding] = {}
+        self._moved: list[tuple[LeaseEntry, LeaseState]] = []
         self._grants = 0
 
     def __len__(self) -> int:
@@ -116,9 +60,11 @@ class LeaseBook:
     def shards(self) -> Iterable[ShardBook]:
         return self._shards.values()
 
-    def serving(self, model: str) -> Mapping[str, ShardBook]:
-        """The shards of `model`, by name."""
-        return self._models.get(model, {})
+    def serving(self, model: str) -> ModelShards:
+        """The shards of `model`, perhaps none."""
+        if model not in self._models:
+            return ModelShards(self._placement)
+        return self._models[model]
 
     def shard(self, ref: ShardRef) -> ShardBook | None:
         """The book of this very life of the shard."""
@@ -128,12 +74,21 @@ class LeaseBook:
     def entry(self, request_id: str) -> LeaseEntry | None:
         return self._entries.get(request_id)
 
-    def grant(self, lease: Lease, load: Load, now: float) -> None:
+    def drain(self) -> list[tuple[LeaseEntry, LeaseState]]:
+        """The leases that started or are over since the last call, and which of it."""
+        moved, self._moved = self._moved, []
+        return moved
+
+    def holding(self, tenant: str) -> Holding:
+        """What the leases of `tenant` hold."""
+        return self._tenants.get(tenant) or Holding()
+
+    def grant(self, lease: Lease, load: Load, bill: Bill, now: float) -> None:
         shard = self._shards[lease.shard.shard]
         self._grants += 1
         shard.last_grant = self._grants
         self._unclaimed.append((now, lease.request_id))
-        self._enter(shard, LeaseEntry(lease, load, now))
+        self._enter(shard, LeaseEntry(lease, load, bill, now), now)
 
     def move(self, request_id: str, state: LeaseState) -> None:
         """Raises IllegalTransition, and changes nothing, where `TRANSITIONS` has no such move."""
@@ -145,8 +100,11 @@ class LeaseBook:
         entry.state = state
         if state in OVER:
             del self._entries[request_id], shard.leases[request_id]
+            self._hold_for(entry, -1)
         else:
             self._weigh(shard, entry, +1)
+        if state is not LeaseState.CLAIMED:
+            self._moved.append((entry, state))
 
     def hear(self, ref: ShardRef, now: float) -> ShardBook:
         """A known shard gave a sign of life."""
@@ -154,12 +112,12 @@ class LeaseBook:
         shard.heard_at = now
         return shard
 
-    def settle(self, report: ShardReport) -> None:
+    def settle(self, report: ShardReport, now: float) -> None:
         """Apply a report of a known shard; where one is missing, the next has to be full."""
         shard = self._shards[report.shard.shard]
         shard.resync |= report.number > shard.number + 1
         shard.number, shard.free_pages = report.number, report.free_pages
-        self._happen(shard, report)
+        self._happen(shard, report, now)
 
     def reconcile(self, report: ShardReport, now: float) -> None:
         """Let a full report replace what was known: of a new shard, of a new life, of each lease.
@@ -171,13 +129,16 @@ class LeaseBook:
         if self.shard(report.shard) is None:
             self.drop(name)
             shard = ShardBook(report.shard, report.capacity, report.free_pages, 0, now)
-            self._shards[name] = self._models.setdefault(report.shard.model, {})[name] = shard
+            self._shards[name] = shard
+            if report.shard.model not in self._models:
+                self._models[report.shard.model] = ModelShards(self._placement)
+            self._models[report.shard.model].add(shard)
         shard = self._shards[name]
         shard.number, shard.free_pages = report.number, report.free_pages
         shard.resync = False
         for request in report.held:
             self._hold(shard, request, now)
-        self._happen(shard, report)
+        self._happen(shard, report, now)
         there = {request.request_id for request in report.held} | set(report.started)
         for entry in [e for key, e in shard.leases.items() if key not in there]:
             self._miss(entry, now)
@@ -189,7 +150,8 @@ class LeaseBook:
             return
         for request_id in list(shard.leases):
             self.move(request_id, LeaseState.LOST)
-        del self._shards[name], self._models[shard.ref.model][name]
+        del self._shards[name]
+        self._models[shard.ref.model].remove(name)
 
     def doubt_unclaimed(self, now: float) -> None:
         """Ask for a full report wherever a lease stayed unclaimed: only the shard knows the truth.
@@ -204,19 +166,23 @@ class LeaseBook:
             if entry.state is LeaseState.GRANTED:
                 self._shards[entry.lease.shard.shard].resync = True
 
-    def _happen(self, shard: ShardBook, report: ShardReport) -> None:
+    def _happen(self, shard: ShardBook, report: ShardReport, now: float) -> None:
+        self._models[shard.ref.model].changed(shard)
+        computed = shard.prefill_tokens
         for request_id in report.started:
-            if request_id not in report.ended:
-                self._start(shard, request_id)
-        for request_id in report.ended:
+            self._start(shard, request_id, now)
+        shard.measure(computed - shard.prefill_tokens, now)
+        for request_id, tokens in zip_longest(report.ended, report.produced):
             if request_id in shard.leases:
+                shard.leases[request_id].output_tokens = tokens
                 self.move(request_id, LeaseState.ENDED)
 
-    def _start(self, shard: ShardBook, request_id: str) -> None:
+    def _start(self, shard: ShardBook, request_id: str, now: float) -> None:
         entry = self._entries.get(request_id)
         if entry is None:  # expired or released, and used after all
             shard.resync = True
         elif request_id in shard.leases and entry.state is not LeaseState.STARTED:
+            entry.started_at = now
             self.move(request_id, LeaseState.STARTED)
 
     def _miss(self, entry: LeaseEntry, now: float) -> None:
@@ -228,7 +194,7 @@ class LeaseBook:
     def _hold(self, shard: ShardBook, held: HeldRequest, now: float) -> None:
         """Where two shards hold a request, the books follow the one it was last leased to."""
         if held.request_id not in self._entries:
-            self._enter(shard, self._adopted(shard, held, now))
+            self._enter(shard, self._adopted(shard, held, now), now)
         if held.request_id not in shard.leases:
             return
         started = held.computed_tokens >= held.prompt_tokens
@@ -241,18 +207,32 @@ class LeaseBook:
         missing = max(held.prompt_tokens - held.computed_tokens, 0)
         lease = Lease(held.request_id, self._epoch, shard.ref, 0, Reason(0.0, ()))
         load = Load(missing, shard.pages_of(missing) + held.choices, held.choices)
-        return LeaseEntry(lease, load, now)
+        return LeaseEntry(lease, load, Bill(held.tenant, held.sla, now), now)
 
-    def _enter(self, shard: ShardBook, entry: LeaseEntry) -> None:
+    def _enter(self, shard: ShardBook, entry: LeaseEntry, now: float) -> None:
+        if not shard.prefill_tokens:
+            shard.measured_at = now
         self._entries[entry.lease.request_id] = entry
         shard.leases[entry.lease.request_id] = entry
+        self._hold_for(entry, +1)
         self._weigh(shard, entry, +1)
 
+    def _hold_for(self, entry: LeaseEntry, sign: int) -> None:
+        holding = self._tenants.get(entry.bill.tenant)
+        if holding is None:
+            holding = self._tenants[entry.bill.tenant] = Holding()
+        holding.requests += sign
+        holding.pages += sign * entry.bill.pages
+        if not holding.requests:
+            del self._tenants[entry.bill.tenant]
+
     def _weigh(self, shard: ShardBook, entry: LeaseEntry, sign: int) -> None:
-        shard.sequences += sign * entry.load.sequences
+        places = sign * entry.load.sequences
+        shard.sequences += places
         if entry.state is not LeaseState.STARTED:
             shard.prefill_tokens += sign * entry.load.prefill_tokens
             shard.promised_pages += sign * entry.load.pages
+        self._models[shard.ref.model].changed(shard, places)
 
     def verify(self) -> None:
         """Raises LedgerBroken where a sum kept along the way differs from one made afresh."""
@@ -267,8 +247,14 @@ class LeaseBook:
         kept = {key: e for shard in self._shards.values() for key, e in shard.leases.items()}
         _same("all", "leases", len(self._entries), len(kept))
         _same("all", "entries", 0, sum(self._entries[key] is not e for key, e in kept.items()))
-        by_model = {name for shards in self._models.values() for name in shards}
+        by_model = {name for model in self._models.values() for name in model.shards}
         _same("all", "unlisted shards", 0, len(self._shards.keys() ^ by_model))
+        for model in self._models.values():
+            model.verify()
+        for tenant, holding in self._tenants.items():
+            bills = [e.bill for e in self._entries.values() if e.bill.tenant == tenant]
+            _same(tenant, "requests", holding.requests, len(bills))
+            _same(tenant, "pages", holding.pages, sum(bill.pages for bill in bills))
 
 
 def _same(shard: str, what: str, kept: int, counted: int) -> None:

@@ -79,6 +79,7 @@ class Submission:
     """What the scheduler needs to know of a request: its measure, not its words.
 
     `router` names who is told the decision. `page_hashes` are those of the prompt's full pages.
+    `deadline_s` is how long from now the first output may take.
     """
 
     request_id: str
@@ -116,10 +117,16 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a lease is what it is: the best candidates, cheapest first, and the wait in the queue."""
+    """Why a lease is what it is: the best candidates, cheapest first, and the wait in the queue.
+
+    `explored`: it went by load alone, as a share of requests does. `charged_tokens` is what its
+    class and tenant were charged in advance.
+    """
 
     waited_s: float
     candidates: tuple[Candidate, ...]
+    explored: bool = False
+    charged_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +141,13 @@ class Lease:
 
 
 class RefusalKind(StrEnum):
-    """Which of the capacity errors a refusal stands for."""
+    """Which of the capacity errors a refusal stands for; NEVER_FITS is the caller's to change."""
 
     QUEUE_FULL = "queue_full"
     NOT_READY = "not_ready"
     DEADLINE = "deadline"
+    QUEUE_TIMEOUT = "queue_timeout"
+    OVER_BUDGET = "over_budget"
     NEVER_FITS = "never_fits"
 
 
@@ -265,6 +274,8 @@ class HeldRequest:
     prompt_tokens: int
     computed_tokens: int
     choices: int
+    tenant: str = ""
+    sla: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +285,8 @@ class ShardReport:
     A `full` report replaces all the scheduler knew of the shard: `held` and `stored` are then
     complete, but for what `started` and `ended` since `held` was drawn up. `free_pages` counts
     evictable cached pages too. `started` names requests whose prompt is computed, `ended` those
-    whose every choice is over. `stored` and `removed` are net: a page is in one of them at most.
+    whose every choice is over, and `produced` the output tokens of each of these, where the shard
+    counts them. `stored` and `removed` are net: a page is in one of them at most.
     A report whose ack was lost is sent again with its number, or its successor is full.
     """
 
@@ -288,6 +300,7 @@ class ShardReport:
     removed: tuple[PageHash, ...] = ()
     full: bool = False
     held: tuple[HeldRequest, ...] = ()
+    produced: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

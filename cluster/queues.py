@@ -1,119 +1,206 @@
-"""Where requests wait: bounded class queues, first come first served within a class."""
+"""Where requests wait: for each model its classes, in each class its tenants, in fair order."""
 
 from __future__ import annotations
 
-import math
-from collections import OrderedDict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 
+from cluster.config import SlaClass
 from cluster.errors import LedgerBroken
+from cluster.fairness import FairClock
+from cluster.lanes import Lane, Waiting
 from cluster.messages import Submission
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """A submission in the queue; both times are readings of the scheduler's clock."""
+class ModelQueue:
+    """The lanes of one model, one for each class, and the clock between them.
 
-    submission: Submission
-    since: float
-    deadline_at: float = math.inf
+    `starts` is where each class stands that has somebody waiting.
+    """
+
+    def __init__(self, lanes: tuple[Lane, ...]) -> None:
+        self.lanes = lanes
+        self.starts = [0.0] * len(lanes)
+        self.clock = FairClock()
+        self.depth = 0
 
 
-Lane = OrderedDict[str, Waiting]
-"""One class of one model, oldest first. Ordered, since a plain dict is slow to pop in front."""
+class FairQueues:
+    """For each model: weighted fair between classes, then between tenants, then by deadline.
 
-
-class ClassQueues:
-    """For each model, its classes in strict order; each class is bounded over all models.
-
-    A bound a class, not one for all, so that a flood of one class turns nobody else away. Models
+    Each class is bounded over all models, so that a flood of one turns nobody else away. Models
     share no shards, so one model's head never blocks another's.
     """
 
-    def __init__(self, classes: tuple[str, ...], max_queued: int) -> None:
-        self._ranks = {name: rank for rank, name in enumerate(classes)}
-        self._max_queued = max_queued
-        self._lanes: dict[str, tuple[Lane, ...]] = {}
-        self._where: dict[str, Lane] = {}
+    def __init__(
+        self,
+        classes: tuple[SlaClass, ...],
+        max_queued: int,
+        weight_of: Callable[[str], float] = lambda tenant: 1.0,
+    ) -> None:
+        self._classes = classes
+        self._ranks = {sla.name: rank for rank, sla in enumerate(classes)}
+        self._bounds = [max_queued if c.max_queued is None else c.max_queued for c in classes]
+        self._weight_of = weight_of
+        self._models: dict[str, ModelQueue] = {}
+        self._waiting: dict[str, Waiting] = {}
         self._depths = [0] * len(classes)
+        self._parked: set[str] = set()
+        self._number = 0
 
     def __len__(self) -> int:
-        return len(self._where)
+        return len(self._waiting)
 
     def __iter__(self) -> Iterator[Waiting]:
-        """All that wait: of each model in turn, next to be served first."""
-        for lanes in self._lanes.values():
-            for lane in lanes:
-                yield from lane.values()
+        """All that wait, in no order."""
+        return iter(self._waiting.values())
 
     def models(self) -> tuple[str, ...]:
         """The models that somebody waits for."""
-        return tuple(self._lanes)
+        return tuple(name for name, model in self._models.items() if model.depth)
+
+    def depth(self, model: str) -> int:
+        """How many wait for it."""
+        queue = self._models.get(model)
+        return queue.depth if queue else 0
+
+    def of_model(self, model: str) -> list[Waiting]:
+        """All that wait for it, class by class."""
+        lanes = self._models[model].lanes if model in self._models else ()
+        return [self._waiting[request_id] for lane in lanes for request_id in lane.ids()]
 
     def depths(self) -> dict[str, int]:
         return dict(zip(self._ranks, self._depths, strict=True))
 
-    def is_full(self, sla: str) -> bool:
-        return self._depths[self._ranks[sla]] >= self._max_queued
+    def tokens(self) -> dict[str, int]:
+        """What all that wait in each class are expected to cost."""
+        sums = dict.fromkeys(self._ranks, 0)
+        for model in self._models.values():
+            for sla, lane in zip(self._classes, model.lanes, strict=True):
+                sums[sla.name] += lane.tokens
+        return sums
 
-    def ahead(self, model: str, sla: str) -> int:
-        """How many of `model` would be served before a new request of class `sla`."""
-        lanes = self._lanes.get(model, ())
-        return sum(len(lane) for lane in lanes[: self._ranks[sla] + 1])
+    def is_full(self, sla: str) -> bool:
+        return self._depths[self._ranks[sla]] >= self._bounds[self._ranks[sla]]
 
     def get(self, request_id: str) -> Waiting | None:
-        lane = self._where.get(request_id)
-        return None if lane is None else lane[request_id]
+        return self._waiting.get(request_id)
 
-    def head(self, model: str) -> Waiting | None:
-        """Whose turn it is."""
-        for lane in self._lanes.get(model, ()):
-            for waiting in lane.values():
-                return waiting
-        return None
+    def heads(self, model: str) -> list[tuple[int, Waiting]]:
+        """Whose turn it is in each class, with its rank: the class that has had least first."""
+        queue = self._models.get(model)
+        if queue is None or not queue.depth:
+            return []
+        turns = []
+        for rank, lane in enumerate(queue.lanes):
+            head = lane.head()
+            if head is not None:
+                turns.append((queue.starts[rank], rank, head))
+        return [(rank, self._waiting[head]) for _, rank, head in sorted(turns)]
+
+    def waive(self, model: str, rank: int) -> None:
+        """This class may not have its turn now, and shall not have saved it up when it may."""
+        queue = self._models[model]
+        queue.starts[rank] = max(queue.starts[rank], queue.clock.now)
+
+    def is_head(self, request_id: str) -> bool:
+        """Whether its class would serve it next."""
+        submission = self._waiting[request_id].submission
+        return self._lane(submission.model, submission.sla).head() == request_id
+
+    def number(self, submission: Submission) -> int:
+        """The place in line that `submission` gets: its own where it waits there already."""
+        old = self._waiting.get(submission.request_id)
+        if old is not None and _line_of(old.submission) == _line_of(submission):
+            return old.number
+        return self._number + 1
 
     def add(self, waiting: Waiting) -> None:
-        """Append to its class; a request that waits there already keeps its turn."""
-        submission = waiting.submission
-        old = self.get(submission.request_id)
-        if old is not None and _class_of(old.submission) != _class_of(submission):
-            self.remove(submission.request_id)
-        lane = self._of_model(submission.model)[self._ranks[submission.sla]]
-        self._depths[self._ranks[submission.sla]] += submission.request_id not in lane
-        self._where[submission.request_id] = lane
-        lane[submission.request_id] = waiting
+        """Put it in line by its number; a request that waits already is replaced."""
+        self.remove(waiting.submission.request_id)
+        self._number = max(self._number, waiting.number)
+        self._waiting[waiting.submission.request_id] = waiting
+        lane = self._lane(waiting.submission.model, waiting.submission.sla)
+        if not lane.depth:
+            queue, sla = self._models[waiting.submission.model], waiting.submission.sla
+            queue.starts[self._ranks[sla]] = queue.clock.start(sla)
+        lane.insert(waiting)
+        self._count(waiting.submission, +1)
 
     def remove(self, request_id: str) -> Waiting | None:
         """Take it out, wherever it stands; None where it does not wait."""
-        lane = self._where.pop(request_id, None)
-        if lane is None:
+        waiting = self._waiting.pop(request_id, None)
+        if waiting is None:
             return None
-        waiting = lane.pop(request_id)
-        self._depths[self._ranks[waiting.submission.sla]] -= 1
-        if not any(self._lanes[waiting.submission.model]):
-            del self._lanes[waiting.submission.model]
+        self._lane(waiting.submission.model, waiting.submission.sla).delete(waiting)
+        self._count(waiting.submission, -1)
         return waiting
 
-    def _of_model(self, model: str) -> tuple[Lane, ...]:
-        if model not in self._lanes:
-            self._lanes[model] = tuple(OrderedDict() for _ in self._ranks)
-        return self._lanes[model]
+    def charge(self, submission: Submission, tokens: int) -> None:
+        """It is served; to be called before it is removed, if it waited."""
+        rank = self._ranks[submission.sla]
+        lane = self._lane(submission.model, submission.sla)
+        queue, sla = self._models[submission.model], submission.sla
+        start = queue.starts[rank] if lane.depth else queue.clock.start(sla)
+        queue.clock.charge(sla, start, tokens, self._classes[rank].weight)
+        queue.starts[rank] = queue.clock.start(sla)
+        lane.charge(submission.tenant, tokens)
+
+    def correct(self, model: str, sla: str, tenant: str, tokens: int) -> None:
+        """What was charged turned out to be so many tokens too few."""
+        if sla in self._ranks and model in self._models:
+            weight = self._classes[self._ranks[sla]].weight
+            self._models[model].clock.correct(sla, tokens, weight)
+            self._lane(model, sla).correct(tenant, tokens)
+
+    def park(self, tenant: str, parked: bool) -> None:
+        """It may have nothing more at present, or may again."""
+        if parked == (tenant in self._parked):
+            return
+        (self._parked.add if parked else self._parked.discard)(tenant)
+        for model in self._models.values():
+            for lane in model.lanes:
+                lane.park(tenant, parked)
+
+    def ahead(self, submission: Submission) -> float:
+        """Tokens served before a new request, when all classes and tenants get their shares.
+
+        Never more than all that wait: who has nothing waiting leaves its share to the others.
+        """
+        lanes = self._models[submission.model].lanes if submission.model in self._models else ()
+        rank, total, weights = self._ranks[submission.sla], 0, 0.0
+        for sla, lane in zip(self._classes, lanes, strict=bool(lanes)):
+            total += lane.tokens
+            weights += sla.weight if lane.depth else 0.0
+        if not lanes or not lanes[rank].depth:
+            return 0.0
+        share = self._classes[rank].weight / weights
+        return min(lanes[rank].ahead(submission.tenant) / share, float(total))
+
+    def _lane(self, model: str, sla: str) -> Lane:
+        if model not in self._models:
+            lanes = tuple(Lane(self._weight_of, self._parked) for _ in self._classes)
+            self._models[model] = ModelQueue(lanes)
+        return self._models[model].lanes[self._ranks[sla]]
+
+    def _count(self, submission: Submission, requests: int) -> None:
+        self._models[submission.model].depth += requests
+        self._depths[self._ranks[submission.sla]] += requests
 
     def verify(self) -> None:
         """Raises LedgerBroken where the lanes, the depths and the register disagree."""
-        counted = [sum(len(lanes[rank]) for lanes in self._lanes.values()) for rank in self._rows()]
+        for model in self._models.values():
+            for lane in model.lanes:
+                lane.verify(self._waiting)
+        lanes = [model.lanes for model in self._models.values()]
+        counted = [sum(row[rank].depth for row in lanes) for rank in range(len(self._classes))]
         if counted != self._depths:
             raise LedgerBroken(f"queues: depths kept {self._depths}, counted {counted}")
-        if sum(counted) != len(self._where):
-            raise LedgerBroken(f"queues: {len(self._where)} registered, {sum(counted)} in lanes")
-        astray = [key for key, lane in self._where.items() if key not in lane]
-        if astray or not all(any(lanes) for lanes in self._lanes.values()):
-            raise LedgerBroken(f"queues: not where registered: {astray}, or an empty model kept")
-
-    def _rows(self) -> range:
-        return range(len(self._ranks))
+        by_model = [sum(lane.depth for lane in model.lanes) for model in self._models.values()]
+        if by_model != [model.depth for model in self._models.values()]:
+            raise LedgerBroken(f"queues: depths of models are not {by_model}")
+        if sum(counted) != len(self._waiting):
+            raise LedgerBroken(f"queues: {len(self._waiting)} registered, {sum(counted)} in lanes")
 
 
-def _class_of(submission: Submission) -> tuple[str, str]:
-    return submission.model, submission.sla
+def _line_of(submission: Submission) -> tuple[str, str, str]:
+    return submission.model, submission.sla, submission.tenant

@@ -24,7 +24,7 @@ class Roster:
         self.preemptions = 0
         self._tables = tables
         self._places = places
-        self._ended: list[str] = []
+        self._ended: list[Family] = []
 
     def enter(self, family: Family) -> None:
         """Take a family in; its leader waits. Raises IllegalTransition where its id is here."""
@@ -92,12 +92,12 @@ class Roster:
             self.waiting.remove(tracked)
         tracked.move(State.FINISHED)
         self._tables.close(tracked)
+        tracked.family.produced += tracked.sequence.output_len
         self._leave(tracked.family, tracked.sequence.choice)
 
-    def drain_ended(self) -> tuple[str, ...]:
-        """Ids of the requests that ended since the last call."""
-        ended = tuple(self._ended)
-        self._ended.clear()
+    def drain_ended(self) -> list[Family]:
+        """The requests that ended since the last call."""
+        ended, self._ended = self._ended, []
         return ended
 
     def verify(self) -> None:
@@ -126,7 +126,7 @@ class Roster:
         del family.members[choice]
         if not family.members:
             del self.families[family.request.request_id]
-            self._ended.append(family.request.request_id)
+            self._ended.append(family)
         elif choice == family.leader and (awaiting := family.awaiting()):
             family.leader = awaiting[0].sequence.choice
             self._wait(awaiting[0])

@@ -1,19 +1,17 @@
 """The brain of the BatchScheduler: events in, instructions for routers and shards out.
 
-It holds three ledgers and lets nobody else write to them: who waits (`queues`), what is promised
-(`leases`), and who holds which prefix (`routing`). It knows no clock, no actor and no network;
-`handle` is its only door, and the same history always gives the same instructions.
+It holds the ledgers (`books`) and lets nobody else write to them. It knows no clock, no actor and
+no network; `handle` is its only door, and the same history always gives the same instructions.
 """
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 
-from cluster.admission import Admission
+from cluster.books import Books
 from cluster.config import SchedulingConfig
-from cluster.errors import LedgerBroken
+from cluster.dispatch import Dispatch
 from cluster.events import (
     Acknowledge,
     Event,
@@ -26,217 +24,202 @@ from cluster.events import (
     Ticked,
     Withdrawn,
 )
-from cluster.leases import LeaseBook, LeaseState
-from cluster.messages import (
-    Decision,
-    Lease,
-    Reason,
-    Refusal,
-    RefusalKind,
-    ReportAck,
-    ShardRef,
-    ShardReport,
-    Submission,
-)
-from cluster.queues import ClassQueues, Waiting
-from cluster.routing import PrefixIndex, place
-from cluster.stats import SchedulerStats
+from cluster.explanations import DecisionLog, Explanation, Forecast
+from cluster.lanes import Waiting
+from cluster.messages import ReportAck, ShardRef, ShardReport, Submission
+from cluster.shard_books import LeaseState
+from cluster.stats import ClassStats, SchedulerStats, TenantStats
 
 
 class SchedulerBrain:
-    """Decides who is served where, and when not at all.
+    """Keeps up with what happens, and has `Dispatch` serve who can be served now.
 
-    Classes go in strict order, first come first served within one; a head that fits nowhere yet
-    holds up those behind it, so that nothing large starves. Requests for a model without shards
-    wait `not_ready_timeout_s` before they are refused, since after a restart of the scheduler the
-    shards come back by themselves.
+    Requests for a model without shards wait `not_ready_timeout_s` before they are refused, since
+    after a restart of the scheduler the shards come back by themselves.
     """
 
     def __init__(self, config: SchedulingConfig, epoch: int) -> None:
         self._config = config
         self._epoch = epoch
-        self._classes = tuple(sla.name for sla in config.classes)
-        self._queues = ClassQueues(self._classes, config.max_queued)
-        self._book = LeaseBook(epoch, config.claim_timeout_s)
-        self._index = PrefixIndex(config.max_indexed_pages)
-        self._admission = Admission(config.not_ready_timeout_s)
-        self._refused = 0
+        self._books = Books(config, epoch)
+        self._dispatch = Dispatch(config, epoch, self._books)
+        self._log = DecisionLog(config.max_explained)
         self._withdrawn = 0
+        self._now = 0.0
 
     def handle(self, event: Event, now: float) -> tuple[Instruction, ...]:
         """The one door: `now` is in seconds and never smaller than at an earlier event."""
+        self._now = now
+        instructions = tuple(self._follow(event, now))
+        for each in instructions:
+            if isinstance(each, Tell):
+                self._log.record(each.decision, now)
+        return instructions
+
+    def wake_at(self) -> float:
+        """When a `Ticked` is due at the latest for what time alone brings about, but for silence
+        and doubt, which may be found out a second late."""
+        return self._dispatch.wake_at(self._now)
+
+    def explain(self, request_id: str, now: float) -> Explanation | None:
+        """The last decision on a request, while it is remembered; changes nothing."""
+        return self._log.explain(request_id, now)
+
+    def forecast(self, submission: Submission, now: float) -> Forecast:
+        """What would become of `submission` if it came now, and why; changes nothing."""
+        return self._dispatch.forecast(submission, now)
+
+    def _follow(self, event: Event, now: float) -> Iterator[Instruction]:
         match event:
             case Submitted(submission):
-                return tuple(self._submitted(submission, now))
+                return self._submitted(submission, now)
             case Withdrawn(request_id):
-                return tuple(self._withdraw(request_id, now))
+                return self._withdraw(request_id, now)
             case RouterGone(router):
-                return tuple(self._router_gone(router, now))
+                return self._router_gone(router, now)
             case Reported(report):
-                return tuple(self._reported(report, now))
+                return self._reported(report, now)
             case ShardGone(shard):
-                self._lose(shard)
-                return ()
+                return self._shard_gone(shard, now)
             case Ticked():
-                return tuple(self._ticked(now))
+                return self._ticked(now)
 
     def _submitted(self, submission: Submission, now: float) -> Iterator[Instruction]:
         """Decided at once wherever possible: room and nobody ahead, or no hope."""
-        entry = self._book.entry(submission.request_id)
+        entry = self._books.leases.entry(submission.request_id)
         if entry is not None:
             yield Tell(submission.router, entry.lease)
             return
-        waiting = self._arrival(submission, now)
-        decision = self._refusal(waiting, now) or self._grant_or_queue(waiting, now)
+        waiting = self._dispatch.arrival(submission, now)
+        decision = self._dispatch.objection(waiting, now) or self._dispatch.take_in(waiting, now)
         if decision is not None:
-            self._queues.remove(submission.request_id)
             yield Tell(submission.router, decision)
+        elif self._dispatch.has_turn(submission, now):
+            yield from self._dispatch.pump(submission.model, now)
 
     def _withdraw(self, request_id: str, now: float) -> Iterator[Instruction]:
         """A lease that its shard holds already stays: the shard will report its end."""
-        entry = self._book.entry(request_id)
-        waiting = self._queues.remove(request_id)
+        entry = self._books.leases.entry(request_id)
+        waiting = self._books.queues.remove(request_id)
         if waiting is not None:
             self._withdrawn += 1
-            yield from self._pump(waiting.submission.model, now)
+            self._dispatch.accounts.released(request_id, now)
+            yield from self._dispatch.pump(waiting.submission.model, now)
         elif entry is not None and entry.state is LeaseState.GRANTED:
             self._withdrawn += 1
-            self._book.move(request_id, LeaseState.RELEASED)
-            yield from self._pump(entry.lease.shard.model, now)
+            self._books.leases.move(request_id, LeaseState.RELEASED)
+            yield from self._dispatch.settle(now)
 
     def _router_gone(self, router: str, now: float) -> Iterator[Instruction]:
-        for waiting in [w for w in self._queues if w.submission.router == router]:
-            self._queues.remove(waiting.submission.request_id)
+        for waiting in [w for w in self._books.queues if w.submission.router == router]:
+            self._books.queues.remove(waiting.submission.request_id)
+            self._dispatch.accounts.released(waiting.submission.request_id, now)
             self._withdrawn += 1
-        yield from self._pump_all(now)
+        yield from self._dispatch.pump_all(now)
 
     def _reported(self, report: ShardReport, now: float) -> Iterator[Instruction]:
         """A life of a shard that is not known is not believed before it reports in full."""
-        known = self._book.shard(report.shard)
+        known = self._books.leases.shard(report.shard)
         if known is None and not report.full:
             yield Acknowledge(report.shard, ReportAck(self._epoch, resync=True))
             return
         if known is None or report.number > known.number:
             self._believe(report, now)
-        shard = self._book.hear(report.shard, now)
+        shard = self._books.leases.hear(report.shard, now)
         yield Acknowledge(report.shard, ReportAck(self._epoch, shard.resync))
-        yield from self._reunite(report)
-        yield from self._pump(report.shard.model, now)
+        yield from self._reunite(report, now)
+        if known is None:
+            yield from self._refuse_waiting(report.shard.model, now)
+        yield from self._dispatch.settle(now)
 
     def _believe(self, report: ShardReport, now: float) -> None:
         name = report.shard.shard
         if report.full:
-            self._index.drop(name)
-            self._book.reconcile(report, now)
-            self._admission.served(report.shard.model)
+            self._books.index.drop(name)
+            self._books.leases.reconcile(report, now)
+            self._dispatch.admission.served(report.shard.model)
         else:
-            self._book.settle(report)
-        self._index.store(name, report.stored)
-        self._index.remove(name, report.removed)
+            self._books.leases.settle(report, now)
+        self._books.index.store(name, report.stored)
+        self._books.index.remove(name, report.removed)
 
-    def _reunite(self, report: ShardReport) -> Iterator[Instruction]:
+    def _reunite(self, report: ShardReport, now: float) -> Iterator[Instruction]:
         """Who waits for a lease that a shard turns out to hold already is told of it."""
         for held in report.held:
-            entry = self._book.entry(held.request_id)
-            waiting = self._queues.remove(held.request_id)
+            self._dispatch.park(held.tenant)
+            entry = self._books.leases.entry(held.request_id)
+            waiting = self._books.queues.remove(held.request_id) if entry else None
             if entry is not None and waiting is not None:
                 yield Tell(waiting.submission.router, entry.lease)
 
-    def _lose(self, shard: ShardRef) -> None:
-        """Its leases are lost with it; whoever held them asks again. Nobody gains room by it."""
-        if self._book.shard(shard) is not None:
-            self._index.drop(shard.shard)
-            self._book.drop(shard.shard)
+    def _shard_gone(self, shard: ShardRef, now: float) -> Iterator[Instruction]:
+        """Its leases are lost with it; whoever held them asks again."""
+        if self._books.leases.shard(shard) is not None:
+            self._books.index.drop(shard.shard)
+            self._books.leases.drop(shard.shard)
+            yield from self._refuse_waiting(shard.model, now)
+            yield from self._dispatch.settle(now)
 
     def _ticked(self, now: float) -> Iterator[Instruction]:
         silent_since = now - self._config.shard_timeout_s
-        for shard in [s for s in self._book.shards() if s.heard_at <= silent_since]:
-            self._lose(shard.ref)
-        self._book.doubt_unclaimed(now)
-        for waiting in list(self._queues):
-            refusal = self._refusal(waiting, now)
-            if refusal is not None:
-                self._queues.remove(refusal.request_id)
-                yield Tell(waiting.submission.router, refusal)
-        yield from self._pump_all(now)
+        for shard in [s for s in self._books.leases.shards() if s.heard_at <= silent_since]:
+            yield from self._shard_gone(shard.ref, now)
+        self._books.leases.doubt_unclaimed(now)
+        for waiting in self._dispatch.expired(now):
+            yield from self._refuse_if_hopeless(waiting, now)
+        for model in self._books.queues.models():
+            if not len(self._books.leases.serving(model)):
+                yield from self._refuse_waiting(model, now)
+        yield from self._dispatch.pump_all(now)
 
-    def _arrival(self, submission: Submission, now: float) -> Waiting:
-        """A class that the configuration does not know is the default one."""
-        if submission.sla not in self._classes:
-            submission = replace(submission, sla=self._config.default_class)
-        before = self._queues.get(submission.request_id)
-        deadline_s = math.inf if submission.deadline_s is None else submission.deadline_s
-        return Waiting(submission, now if before is None else before.since, now + deadline_s)
+    def _refuse_waiting(self, model: str, now: float) -> Iterator[Instruction]:
+        """What a change of its shards has made impossible."""
+        for waiting in self._books.queues.of_model(model):
+            yield from self._refuse_if_hopeless(waiting, now)
 
-    def _refusal(self, waiting: Waiting, now: float) -> Refusal | None:
-        """Why it can no longer be served, if so."""
-        submission = waiting.submission
-        shards = self._book.serving(submission.model)
-        kind = self._admission.objection(waiting, shards.values(), now)
-        return None if kind is None else self._refuse(submission, kind, now)
-
-    def _refuse(self, submission: Submission, kind: RefusalKind, now: float) -> Refusal:
-        self._refused += 1
-        ahead = self._queues.ahead(submission.model, submission.sla)
-        return self._admission.refusal(submission, kind, ahead, now)
-
-    def _grant_or_queue(self, waiting: Waiting, now: float) -> Decision | None:
-        """A lease, a refusal where the queue is full, or None: it waits now."""
-        submission = waiting.submission
-        if self._queues.ahead(submission.model, submission.sla) == 0:
-            lease = self._grant(waiting, now)
-            if lease is not None:
-                return lease
-        known = self._queues.get(submission.request_id) is not None
-        if not known and self._queues.is_full(submission.sla):
-            return self._refuse(submission, RefusalKind.QUEUE_FULL, now)
-        self._queues.add(waiting)
-        return None
-
-    def _grant(self, waiting: Waiting, now: float) -> Lease | None:
-        submission = waiting.submission
-        placement = place(submission, self._book.serving(submission.model), self._index)
-        if placement is None:
-            return None
-        reason = Reason(now - waiting.since, placement.candidates)
-        shard, cached = placement.shard.ref, placement.cached_tokens
-        lease = Lease(submission.request_id, self._epoch, shard, cached, reason)
-        self._book.grant(lease, placement.load, now)
-        self._admission.granted(submission.model, now)
-        return lease
-
-    def _pump_all(self, now: float) -> Iterator[Instruction]:
-        for model in self._queues.models():
-            yield from self._pump(model, now)
-
-    def _pump(self, model: str, now: float) -> Iterator[Instruction]:
-        """Serve whose turn it is until one has to go on waiting."""
-        while (waiting := self._queues.head(model)) is not None:
-            decision = self._refusal(waiting, now) or self._grant(waiting, now)
-            if decision is None:
-                return
-            self._queues.remove(decision.request_id)
-            yield Tell(waiting.submission.router, decision)
+    def _refuse_if_hopeless(self, waiting: Waiting, now: float) -> Iterator[Instruction]:
+        refusal = self._dispatch.objection(waiting, now)
+        if refusal is not None:
+            yield Tell(waiting.submission.router, refusal)
 
     def stats(self) -> SchedulerStats:
+        """As of the last event."""
+        books, accounts = self._books, self._dispatch.accounts
         return SchedulerStats(
             epoch=self._epoch,
-            queued=self._queues.depths(),
-            leased=len(self._book),
-            shards=tuple(shard.ref for shard in self._book.shards()),
-            granted=self._book.grants,
-            refused=self._refused,
+            queued=books.queues.depths(),
+            leased=len(books.leases),
+            shards=tuple(shard.ref for shard in books.leases.shards()),
+            granted=books.leases.grants,
+            refused=accounts.refusals.total(),
             withdrawn=self._withdrawn,
-            indexed_pages=len(self._index),
+            indexed_pages=len(books.index),
+            prompt_tokens=accounts.prompt_tokens,
+            cached_tokens=accounts.cached_tokens,
+            refusals={str(kind): count for kind, count in accounts.refusals.items()},
+            classes=self._class_stats(),
+            tenants=self._tenant_stats(),
         )
+
+    def _class_stats(self) -> dict[str, ClassStats]:
+        queued, tokens = self._books.queues.depths(), self._books.queues.tokens()
+        stats = self._dispatch.accounts.stats
+        return {sla: stats(sla, queued[sla], tokens[sla], self._now) for sla in queued}
+
+    def _tenant_stats(self) -> dict[str, TenantStats]:
+        books = self._books
+        queued = Counter(waiting.submission.tenant for waiting in books.queues)
+        return {
+            tenant: TenantStats(
+                queued=queued[tenant],
+                running=books.leases.holding(tenant).requests,
+                pages=books.leases.holding(tenant).pages,
+                window_tokens=books.tenants.spent(tenant, self._now),
+                usage=usage,
+            )
+            for tenant, usage in books.tenants.usage().items()
+        }
 
     def verify(self) -> None:
         """Raises LedgerBroken where a ledger does not add up, or two of them disagree."""
-        for ledger in (self._queues, self._book, self._index):
-            ledger.verify()
-        twice = [w for w in self._queues if self._book.entry(w.submission.request_id) is not None]
-        if twice:
-            raise LedgerBroken(f"scheduler: {len(twice)} requests both wait and hold a lease")
-        strangers = self._index.shards() - {shard.ref.shard for shard in self._book.shards()}
-        if strangers:
-            raise LedgerBroken(f"scheduler: pages of unknown shards {sorted(strangers)}")
+        self._books.verify()

@@ -87,8 +87,9 @@ class Family:
     """The living sequences of one request, by choice, and what they have in common.
 
     The `leader` (a choice) computes the prompt, the others fork from it. `scores` are the
-    prompt's log probabilities so far, None where nobody asked or they are delivered. `suspect`:
-    a shard died of it, or of what ran beside it.
+    prompt's log probabilities so far, None where nobody asked or they are delivered. `produced`
+    counts the output tokens of the choices that have ended. `suspect`: a shard died of it, or of
+    what ran beside it.
     """
 
     request: Request
@@ -99,6 +100,7 @@ class Family:
     cached_tokens: int | None = None
     suspect: bool = False
     started: bool = False
+    produced: int = 0
 
     @property
     def on_trial(self) -> bool:
@@ -126,6 +128,8 @@ class Family:
             prompt_tokens=len(self.request.prompt) if self.started else came_with,
             computed_tokens=max(one.computed for one in sequences),
             choices=len(self.members),
+            tenant=self.request.tenant,
+            sla=self.request.sla,
         )
 
 

@@ -21,6 +21,7 @@ from actors.channel import TokenStream
 from cluster.blocks import page_hashes
 from cluster.config import ShoalConfig
 from cluster.errors import (
+    BudgetExhausted,
     CapacityError,
     DeadlineExceeded,
     InvalidRequest,
@@ -47,6 +48,8 @@ _CAPACITY_ERRORS: dict[RefusalKind, type[CapacityError]] = {
     RefusalKind.QUEUE_FULL: QueueFull,
     RefusalKind.NOT_READY: NotReady,
     RefusalKind.DEADLINE: DeadlineExceeded,
+    RefusalKind.QUEUE_TIMEOUT: CapacityError,
+    RefusalKind.OVER_BUDGET: BudgetExhausted,
 }
 
 

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from starlette.responses import Response
 
 from cluster.errors import (
+    BudgetExhausted,
     CapacityError,
     ContextTooLong,
     DeadlineExceeded,
@@ -47,6 +48,7 @@ VERDICTS: Mapping[type[ShoalError], Verdict] = {
     RequestTooLarge: Verdict(413, "invalid_request_error", "request_too_large"),
     RequestError: Verdict(400, "invalid_request_error", None),
     QueueFull: Verdict(429, "rate_limit_error", "queue_full"),
+    BudgetExhausted: Verdict(429, "rate_limit_error", "rate_limit_exceeded"),
     NotReady: Verdict(503, "server_error", "not_ready"),
     DeadlineExceeded: Verdict(503, "server_error", "deadline_exceeded"),
     CapacityError: Verdict(503, "server_error", "overloaded"),
@@ -122,6 +124,8 @@ def param_path(location: Location) -> str:
 
 
 def _got(value: object) -> str:
+    if isinstance(value, str):
+        value = value[:80]
     return f" (got {value!r:.80})" if isinstance(value, str | int | float) else ""
 
 

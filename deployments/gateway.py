@@ -10,11 +10,14 @@ from random import Random
 from cluster.config import ShoalConfig
 from cluster.messages import FinishReason
 from cluster.stats import ClusterStats
+from cluster.topology import Topology
 from deployments.auth import ApiKeys
+from deployments.deadlines import within
 from deployments.generation import Piece, TokenSource, Usage, read_pieces
 from deployments.handle import GeneratedChoice, GenerateRequest, Generation, GenerationDelta
-from deployments.intake import Call, Intake, ServedModel
+from deployments.intake import Call, Intake
 from deployments.merging import merge
+from deployments.served import ServedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +25,14 @@ class Outside:
     """What the gateway is given of the world: the cluster, the clock and chance.
 
     `obstacles` says in words what keeps requests from being answered now, and nothing when they
-    would be; `stats` reads the cluster's books; `now` is seconds since the epoch.
+    would be; `stats` reads the cluster's books, `topology` asks its nodes what they are; `now` is
+    seconds since the epoch.
     """
 
     source: TokenSource
     obstacles: Callable[[], Awaitable[tuple[str, ...]]]
     stats: Callable[[], Awaitable[ClusterStats]]
+    topology: Callable[[], Awaitable[Topology]]
     now: Callable[[], float]
     random: Random
 
@@ -65,8 +70,12 @@ class Gateway:
                 yield delta if unfinished else replace(delta, usage=usage_of(call))
 
     def pieces(self, call: Call) -> AsyncGenerator[Piece, None]:
-        """The pieces of all prompts of a call; closing it cancels what still runs."""
-        return merge([self._numbered(call, index) for index in range(len(call.readings))])
+        """The pieces of all prompts of a call; closing it cancels what still runs.
+
+        Raises ShoalErrors; DeadlineExceeded where the call takes longer than it allows itself.
+        """
+        pieces = merge([self._numbered(call, index) for index in range(len(call.readings))])
+        return pieces if call.deadline_s is None else within(call.deadline_s, pieces)
 
     async def _numbered(self, call: Call, prompt: int) -> AsyncGenerator[Piece, None]:
         """The pieces of one prompt, whose choices count on from those of the prompts before."""

@@ -15,13 +15,14 @@ from ray.serve.handle import DeploymentHandle
 
 from actors.channel import Channels, ChannelTiming
 from actors.models import ensure_model
+from actors.survey import survey
 from cluster.config import ShoalConfig
 from deployments.auth import ApiKeys
 from deployments.door import Door
 from deployments.gateway import Gateway, Outside
-from deployments.intake import ServedModel
 from deployments.router import RouterHandle
 from deployments.routes import create_app
+from deployments.served import ServedModel
 
 READY_TIMEOUT_S = 3.0
 
@@ -43,7 +44,7 @@ class Ingress(Gateway):
         self._router = RouterHandle(router)
         self._door = Door(self._router, channels, config, chance.random)
         outside = Outside(
-            self._door, self._obstacles, self._router.stats, now=time.time, random=chance
+            self._door, self._obstacles, self._router.stats, survey, now=time.time, random=chance
         )
         super().__init__(config, models, keys, outside)
 

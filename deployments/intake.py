@@ -3,40 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
+from typing import TypeVar
 
-from cluster.config import ModelConfig, ShoalConfig
-from cluster.errors import ConfigError, ContextTooLong, InvalidRequest, ModelNotFound
+from cluster.config import ShoalConfig
+from cluster.errors import InvalidRequest, ModelNotFound
 from cluster.messages import Request, Sampling, Stopping
 from deployments.generation import EchoedPrompt, RequestText
 from deployments.handle import GenerateRequest
-from deployments.openai import ChatMessage, ChatRequest, CompletionRequest
+from deployments.openai import ChatRequest, CompletionRequest
 from deployments.parameters import SEED_BITS, Parameters
+from deployments.served import ServedModel
 from deployments.stops import compile_stops
-from deployments.text import ModelText
 
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """A model as the door knows it: its name, its words, and its context in tokens."""
-
-    name: str
-    text: ModelText
-    context: int
-
-    @classmethod
-    def load(cls, config: ModelConfig, folder: Path) -> ServedModel:
-        """Raises ConfigError where neither configuration nor model tell the context."""
-        text = ModelText.load(folder)
-        limits = (config.max_model_len, text.context, config.cache.tokens)
-        known = [limit for limit in limits if limit is not None]
-        if not known:
-            message = f"the model {config.name} does not tell its context; set max_model_len"
-            raise ConfigError(message, "args.models.max_model_len")
-        return cls(config.name, text, min(known))
+P = TypeVar("P")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +29,7 @@ class Call:
     model: ServedModel
     readings: tuple[RequestText, ...]
     choices_each: int
+    deadline_s: float | None = None
 
     @property
     def choices(self) -> int:
@@ -62,6 +45,7 @@ class Intake:
         self.models = {model.name: model for model in models}
         classes = config.scheduling.classes
         self._classes = {tier: sla.name for sla in classes for tier in (*sla.tiers, sla.name)}
+        self._configured = {model.name: model for model in config.models}
 
     def model(self, name: str | None) -> ServedModel:
         """The model called `name`; without one, the only one there is."""
@@ -74,60 +58,49 @@ class Intake:
 
     async def chat(self, body: ChatRequest, tenant: str) -> Call:
         model = self.model(body.model)
-        prompt = await self._encode_chat(model, body.messages)
-        return self._call("chatcmpl", model, body, tenant, [(prompt, None)])
+        ask = _Ask("chatcmpl", model, body, tenant, "messages")
+        return await self._call(ask, [body.messages], model.encode_chat)
 
     async def complete(self, body: CompletionRequest, tenant: str) -> Call:
         model = self.model(body.model)
-        prompts = []
-        for prompt in body.prompts:
-            prompts.append(await self._encode(model, prompt))
-            await asyncio.sleep(0)  # many short prompts must not hold up everybody's streams
-        return self._call("cmpl", model, body, tenant, prompts)
+        ask = _Ask("cmpl", model, body, tenant, "prompt")
+        return await self._call(ask, body.prompts, model.encode)
 
     async def generate(self, body: GenerateRequest) -> Call:
         model = self.model(body.model)
         if body.messages is not None:
-            prompt: _Encoded = (await self._encode_chat(model, body.messages), None)
-        else:
-            prompt = await self._encode(model, body.prompt or "")
-        return self._call("gen", model, body, body.tenant, [prompt])
+            ask = _Ask("gen", model, body, body.tenant, "messages")
+            return await self._call(ask, [body.messages], model.encode_chat)
+        ask = _Ask("gen", model, body, body.tenant, "prompt")
+        return await self._call(ask, [body.prompt or ""], model.encode)
 
-    async def _encode_chat(self, model: ServedModel, messages: Sequence[ChatMessage]) -> list[int]:
-        return await model.text.encode_chat([message.for_template() for message in messages])
-
-    async def _encode(self, model: ServedModel, prompt: str | list[int]) -> _Encoded:
-        if isinstance(prompt, str):
-            return await model.text.encode(prompt), prompt
-        _check_ids(model, prompt, "prompt")
-        return prompt, None
-
-    def _call(
-        self,
-        prefix: str,
-        model: ServedModel,
-        body: Parameters,
-        tenant: str,
-        prompts: Sequence[_Encoded],
+    async def _call(
+        self, ask: _Ask, prompts: Sequence[P], encode: Callable[[P], Awaitable[list[int]]]
     ) -> Call:
-        self._check(model, body)
-        call_id = f"{prefix}-{self._random.getrandbits(128):032x}"
-        patterns = compile_stops(body.stop_strings)
+        """What needs no encoding is looked at first, and one prompt is refused before the next."""
+        self._check(ask, len(prompts))
+        call_id = f"{ask.prefix}-{self._random.getrandbits(128):032x}"
+        patterns = compile_stops(ask.body.stop_strings)
         readings = []
-        for index, (ids, original) in enumerate(prompts):
-            request = Request(
-                request_id=f"{call_id}-{index}",
-                model=model.name,
-                tenant=tenant,
-                sla=self._sla(body.service_tier),
-                prompt=tuple(ids),
-                sampling=_sampling(body, self._seed(body)),
-                stopping=_stopping(body, model, len(ids)),
-                choices=body.n,
-            )
-            echo = EchoedPrompt.of(model.text, ids, original) if body.echoes else None
-            readings.append(RequestText(request, model.text, patterns, echo))
-        return Call(call_id, model, tuple(readings), body.n)
+        for index, prompt in enumerate(prompts):
+            request = self._request(ask, f"{call_id}-{index}", await encode(prompt))
+            echo = _echo(ask, request.prompt, prompt) if ask.body.echoes else None
+            readings.append(RequestText(request, ask.model.text, patterns, echo))
+            await asyncio.sleep(0)  # many short prompts must not hold up everybody's streams
+        return Call(call_id, ask.model, tuple(readings), ask.body.n, ask.body.deadline_s)
+
+    def _request(self, ask: _Ask, request_id: str, prompt: Sequence[int]) -> Request:
+        return Request(
+            request_id=request_id,
+            model=ask.model.name,
+            tenant=ask.tenant,
+            sla=self._sla(ask.body.service_tier),
+            prompt=tuple(prompt),
+            sampling=_sampling(ask.body, self._seed(ask.body)),
+            stopping=_stopping(ask, len(prompt)),
+            choices=ask.body.n,
+            deadline_s=ask.body.deadline_s,
+        )
 
     def _seed(self, body: Parameters) -> int:
         """The caller's, or one drawn for this request; not negative."""
@@ -135,13 +108,26 @@ class Intake:
             return self._random.getrandbits(SEED_BITS)
         return body.seed % (1 << SEED_BITS)
 
-    def _check(self, model: ServedModel, body: Parameters) -> None:
-        limits = self._config.gateway
+    def _check(self, ask: _Ask, prompts: int) -> None:
+        limits, body = self._config.gateway, ask.body
         _at_most("n", body.n, limits.max_choices)
         alternatives = "top_logprobs" if isinstance(body, ChatRequest) else "logprobs"
         _at_most(alternatives, body.alternatives or 0, limits.max_logprobs)
-        _check_ids(model, body.stop_token_ids, "stop_token_ids")
-        _check_ids(model, map(int, body.logit_bias), "logit_bias")
+        ask.model.check_ids(body.stop_token_ids, "stop_token_ids")
+        ask.model.check_ids(map(int, body.logit_bias), "logit_bias")
+        self._sla(body.service_tier)
+        self._require_places(ask, prompts)
+
+    def _require_places(self, ask: _Ask, prompts: int) -> None:
+        """Refuse what the cluster would not take were it idle: no retry could cure that."""
+        model, waiting = self._configured[ask.model.name], self._config.scheduling.max_queued
+        running = max(model.shards, 1) * max(model.batching.places // ask.body.n, 1)
+        if prompts > running + waiting:
+            raise InvalidRequest(
+                f"`{ask.field}`: {prompts} prompts, of n = {ask.body.n} choices each, are more"
+                f" than the {running} that run and the {waiting} that wait here at most",
+                ask.field,
+            )
 
     def _sla(self, tier: str | None) -> str:
         if tier is None:
@@ -152,20 +138,24 @@ class Intake:
         return self._classes[tier]
 
 
-_Encoded = tuple[list[int], str | None]
-"""Token ids of a prompt, and the prompt as it was written, if it was text."""
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """What all prompts of a call share; `field` is where the caller wrote them."""
+
+    prefix: str
+    model: ServedModel
+    body: Parameters
+    tenant: str
+    field: str
+
+
+def _echo(ask: _Ask, ids: Sequence[int], prompt: object) -> EchoedPrompt:
+    return EchoedPrompt.of(ask.model.text, ids, prompt if isinstance(prompt, str) else None)
 
 
 def _at_most(field: str, value: int, limit: int) -> None:
     if value > limit:
         raise InvalidRequest(f"`{field}` may be {limit} at most (got {value})", field)
-
-
-def _check_ids(model: ServedModel, ids: Iterable[int], field: str) -> None:
-    size = model.text.vocab_size
-    wrong = next((token for token in ids if token >= size), None)
-    if wrong is not None:
-        raise InvalidRequest(f"`{field}`: the {size} tokens end before {wrong}", field)
 
 
 def _sampling(body: Parameters, seed: int) -> Sampling:
@@ -184,25 +174,21 @@ def _sampling(body: Parameters, seed: int) -> Sampling:
     )
 
 
-def _stopping(body: Parameters, model: ServedModel, prompt_len: int) -> Stopping:
-    ends = set(body.stop_token_ids) | (frozenset() if body.ignore_eos else model.text.eos_ids)
-    return Stopping(_max_tokens(body, model, prompt_len), body.min_tokens, tuple(sorted(ends)))
+def _stopping(ask: _Ask, prompt_len: int) -> Stopping:
+    body = ask.body
+    ends = set(body.stop_token_ids) | (frozenset() if body.ignore_eos else ask.model.text.eos_ids)
+    return Stopping(_max_tokens(ask, prompt_len), body.min_tokens, tuple(sorted(ends)))
 
 
-def _max_tokens(body: Parameters, model: ServedModel, prompt_len: int) -> int:
+def _max_tokens(ask: _Ask, prompt_len: int) -> int:
     """The limit asked for, else what the context leaves."""
-    param = "messages" if isinstance(body, ChatRequest) else "prompt"
     if prompt_len == 0:
-        raise InvalidRequest(f"`{param}` is empty", param)
-    left = model.context - prompt_len
-    wanted = left if body.token_limit is None else body.token_limit
-    if left < max(wanted, 1):
-        raise ContextTooLong(
-            f"the prompt has {prompt_len} tokens and {max(wanted, 1)} more were asked for;"
-            f" the context of {model.name} is {model.context} tokens",
-            param,
-        )
-    if body.min_tokens > wanted:
-        message = f"`min_tokens` is {body.min_tokens}, more than the {wanted} tokens allowed"
+        raise InvalidRequest(f"`{ask.field}` is empty", ask.field)
+    wanted = ask.body.token_limit
+    least = 1 if wanted is None else wanted
+    left = ask.model.room_beside(prompt_len, least, ask.field)
+    allowed = left if wanted is None else wanted
+    if ask.body.min_tokens > allowed:
+        message = f"`min_tokens` is {ask.body.min_tokens}, more than the {allowed} tokens allowed"
         raise InvalidRequest(message, "min_tokens")
-    return wanted
+    return allowed

@@ -15,6 +15,8 @@ from cluster.errors import InvalidRequest, UnsupportedField
 from deployments.parameters import COMPLETION_TOKENS, Parameters, Text, TokenId, Wire, one_or_list
 
 NO_EFFECT = "Accepted, without effect."
+MAX_PARTS = 4096
+"""Messages of a chat, and parts of a message."""
 
 
 class TextPart(Wire):
@@ -29,7 +31,8 @@ class ChatMessage(Wire):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
-        Annotated[Text, Tag("<one>")] | Annotated[list[TextPart], Tag("<list>")],
+        Annotated[Text, Tag("<one>")]
+        | Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True), Tag("<list>")],
         Discriminator(
             one_or_list,
             custom_error_type="text_or_parts",
@@ -81,16 +84,18 @@ class ApiRequest(Parameters):
 class ChatRequest(ApiRequest):
     """The body of POST /v1/chat/completions."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)
     max_completion_tokens: int | None = Field(None, ge=1, description="As `max_tokens`.")
     logprobs: bool = Field(False, description="Report each token's log probability.")
     top_logprobs: int | None = Field(None, ge=0, description="Alternatives to report with it.")
     response_format: TextFormat | None = None
-    modalities: list[Literal["text"]] | None = None
+    modalities: list[Literal["text"]] | None = Field(None, max_length=1)
     tool_choice: Literal["none"] | None = Field(None, description=NO_EFFECT)
     parallel_tool_calls: bool | None = Field(None, description=NO_EFFECT)
     store: Literal[False] | None = Field(None, description=NO_EFFECT)
-    metadata: dict[str, str] | None = Field(None, description=NO_EFFECT)
+    metadata: dict[str, str] | None = Field(
+        None, max_length=16, fail_fast=True, description=NO_EFFECT
+    )
     safety_identifier: str | None = Field(None, description=NO_EFFECT)
     prompt_cache_key: str | None = Field(None, description=NO_EFFECT)
 
@@ -131,8 +136,12 @@ def prompt_kind(value: Any) -> str | None:
 Prompt = Annotated[
     Annotated[Text, Tag("<one>")]
     | Annotated[list[Text], Field(max_length=256), Tag("<texts>")]
-    | Annotated[list[TokenId], Tag("<ids>")]
-    | Annotated[list[list[TokenId]], Field(max_length=256), Tag("<ids of each>")],
+    | Annotated[list[TokenId], Field(fail_fast=True), Tag("<ids>")]
+    | Annotated[
+        list[Annotated[list[TokenId], Field(fail_fast=True)]],
+        Field(max_length=256, fail_fast=True),
+        Tag("<ids of each>"),
+    ],
     Discriminator(
         prompt_kind,
         custom_error_type="prompt_kind",
@@ -148,6 +157,15 @@ class CompletionRequest(ApiRequest):
     echo: bool = Field(False, description="Give the prompt back before the text.")
     logprobs: int | None = Field(None, ge=0, description="Alternatives to report per token.")
     best_of: int | None = Field(None, ge=1, description="Must equal `n`: nothing is ranked.")
+    max_tokens: int | None = Field(
+        None, ge=0, description="Tokens to generate at most; 0, with `echo`, scores the prompt."
+    )
+
+    @model_validator(mode="after")
+    def _nothing_at_all_is_no_answer(self) -> CompletionRequest:
+        if self.max_tokens == 0 and not self.echo:
+            raise InvalidRequest("`max_tokens` may be 0 with `echo: true` only", "max_tokens")
+        return self
 
     @model_validator(mode="after")
     def _nothing_is_ranked(self) -> CompletionRequest:
@@ -157,7 +175,7 @@ class CompletionRequest(ApiRequest):
 
     @property
     def token_limit(self) -> int | None:
-        return self.max_tokens or COMPLETION_TOKENS
+        return COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
 
     @property
     def alternatives(self) -> int | None:

@@ -35,9 +35,13 @@ class Wire(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _null_is_absent(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            return {name: value for name, value in data.items() if value is not None}
-        return data
+        if not isinstance(data, dict):
+            return data
+        given = {name: value for name, value in data.items() if value is not None}
+        unknown = [name for name in given if name not in cls.model_fields]
+        for name in unknown[1:]:  # one is refused by name; to name them all could take seconds
+            del given[name]
+        return given
 
 
 def one_or_list(value: Any) -> str | None:
@@ -89,7 +93,10 @@ class Parameters(Wire):
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     repetition_penalty: float = Field(1.0, gt=0, le=10)
     logit_bias: dict[TokenKey, Bias] = Field(
-        default_factory=dict, max_length=1024, description="Token ids, as strings, to their bias."
+        default_factory=dict,
+        max_length=1024,
+        fail_fast=True,
+        description="Token ids, as strings, to their bias.",
     )
     n: int = Field(1, ge=1, description="Choices for each prompt.")
     stop: StopStrings = Field(
@@ -97,6 +104,9 @@ class Parameters(Wire):
     )
     stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=MAX_STOPS)
     ignore_eos: bool = Field(False, description="Go on past the model's end of sequence.")
+    deadline_s: float | None = Field(
+        None, gt=0, description="Seconds for the whole answer; the request fails beyond them."
+    )
     service_tier: str | None = Field(None, description="A tier or the name of a class of service.")
     user: str | None = Field(None, description="Accepted, without effect.")
 

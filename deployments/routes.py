@@ -14,10 +14,15 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from cluster.errors import InvalidRequest, NotReady, ShoalError
-from deployments.body_limit import BodyLimit, too_large
+from cluster.config import GatewayConfig
+from cluster.errors import NotReady, ShoalError
+from cluster.plain import to_json
+from deployments.bodies import JsonRoute
+from deployments.body_limit import BodyLimit, TooLarge, too_large
 from deployments.doorkeeper import TENANT, Doorkeeper
 from deployments.faults import error_body, error_response, fault_response, refuse, verdict
 from deployments.gateway import Gateway, usage_of
@@ -55,13 +60,27 @@ def create_app(gateway: Gateway) -> FastAPI:
         redoc_url=None,
         responses=FAULTS,
     )
-    app.add_middleware(BodyLimit, max_bytes=gateway.config.gateway.max_body_bytes)
+    app.router.route_class = JsonRoute
+    app.add_middleware(BodyLimit, config=gateway.config.gateway)
     app.add_middleware(Doorkeeper, keys=gateway.keys)
+    _add_browsers(app, gateway.config.gateway)
     _add_error_handlers(app)
     _add_operations(app, gateway)
     _add_models(app, gateway)
     _add_generation(app, gateway)
     return app
+
+
+def _add_browsers(app: FastAPI, config: GatewayConfig) -> None:
+    """Before the Doorkeeper, since a browser's preflight bears no key."""
+    if config.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.cors_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),  # whatever the browser's client library adds
+            expose_headers=("retry-after",),
+        )
 
 
 def _add_operations(app: FastAPI, gateway: Gateway) -> None:
@@ -79,6 +98,10 @@ def _add_operations(app: FastAPI, gateway: Gateway) -> None:
     @app.get("/admin/stats", summary="The books of the scheduler and of every shard")
     async def stats() -> dict[str, Any]:
         return asdict(await gateway.outside.stats())
+
+    @app.get("/admin/topology", summary="Nodes, CPUs, GPUs, slices, and what connects them")
+    async def topology() -> Response:
+        return Response(to_json(await gateway.outside.topology()), media_type="application/json")
 
 
 def _add_models(app: FastAPI, gateway: Gateway) -> None:
@@ -178,7 +201,8 @@ def _gone() -> Response:
 
 def _add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(ShoalError, _on_shoal_error)
-    app.add_exception_handler(RequestValidationError, _on_invalid_body)
+    app.add_exception_handler(RequestValidationError, _on_invalid_parameter)
+    app.add_exception_handler(ClientDisconnect, _on_disconnect)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(Exception, _on_bug)
 
@@ -190,22 +214,21 @@ async def _on_shoal_error(request: Request, error: Exception) -> Response:
     return fault_response(error)
 
 
-async def _on_invalid_body(request: Request, error: Exception) -> Response:
-    """What FastAPI finds by itself: a body that is missing or no JSON."""
+async def _on_invalid_parameter(request: Request, error: Exception) -> Response:
+    """What FastAPI finds by itself; bodies are checked before it."""
     assert isinstance(error, RequestValidationError)
-    problem = error.errors()[0]
-    if problem["type"] == "json_invalid":
-        reason = f"the body is not valid JSON: {problem['ctx']['error']} at {problem['loc'][-1]}"
-        return fault_response(InvalidRequest(reason))
-    if tuple(problem["loc"]) == ("body",):
-        return fault_response(InvalidRequest("the body is missing"))
-    return fault_response(refuse([problem]))
+    return fault_response(refuse(error.errors()))
+
+
+async def _on_disconnect(request: Request, error: Exception) -> Response:
+    """The client left while it still sent its body."""
+    return _gone()
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    if error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
-        return fault_response(too_large())
+    if isinstance(error, TooLarge):
+        return fault_response(too_large(error.max_bytes))
     kind = "invalid_request_error"
     message = f"{error.detail}: {request.method} {request.url.path}"
     return error_response(error.status_code, error_body(message, kind), error.headers)

@@ -7,7 +7,6 @@ costs the same for each token, and gives log probability entries their bytes.
 
 from __future__ import annotations
 
-import asyncio
 import codecs
 import json
 import re
@@ -19,9 +18,17 @@ import jinja2
 from transformers import PreTrainedTokenizerFast
 
 from cluster.errors import InvalidRequest, UnsupportedModel
+from deployments.alphabet import byte_alphabet
+from deployments.aside import Aside
+from deployments.reach import Reach
 
 LONG_TEXT = 4096
-"""Characters from which encoding (about 1 us each) leaves the event loop for a thread."""
+"""Characters from which encoding (up to 1 us each) leaves the event loop for a thread."""
+
+MESSAGE = 64
+"""What a turn costs its template, in characters that would take as long to encode."""
+
+_encoding = Aside("encoding", threads=2)
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 SPACE_MARK = "\u2581"
@@ -32,7 +39,8 @@ class ModelText:
     """The words of one model.
 
     `vocab_size` is the model's own, which may exceed the tokenizer's; `eos_ids` end its answers;
-    `context` is the longest sequence its position embeddings know, where the model says so.
+    `context` is the longest sequence its position embeddings know, where the model says so;
+    `reach` is how much text a token stands for at most, where that is certain.
     """
 
     def __init__(
@@ -50,8 +58,9 @@ class ModelText:
         self._backend.no_truncation()
         self._backend.no_padding()
         self._added = self._backend.get_added_tokens_decoder()
-        self._alphabet = _byte_alphabet() if _is_byte_level(self._backend.decoder) else None
+        self._alphabet = byte_alphabet() if _is_byte_level(self._backend.decoder) else None
         self._bytes: dict[int, bytes] = {}
+        self.reach = Reach.of(self._backend)
 
     @classmethod
     def load(cls, folder: Path) -> ModelText:
@@ -68,19 +77,23 @@ class ModelText:
         context = words.get("max_position_embeddings", words.get("n_positions"))
         return cls(tokenizer, words.get("vocab_size", len(tokenizer)), frozenset(eos_ids), context)
 
-    async def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt, with the special tokens the tokenizer puts around it."""
-        return await self._off_loop(text, special=True)
+    async def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Token ids of `text`; `special`: with those that the tokenizer puts around a prompt."""
+        if len(text) < LONG_TEXT:
+            return self.encode_now(text, special=special)
+        return await _encoding.run(self.encode_now, text, special=special)
 
-    async def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Token ids of a conversation up to where the assistant speaks next.
+    async def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The conversation as the model's chat template writes it down, up to the next answer.
 
         Raises InvalidRequest where the model has no chat template or its template refuses.
         """
-        return await self._off_loop(self.render(messages), special=False)
+        if sum(len(message["content"]) + MESSAGE for message in messages) < LONG_TEXT:
+            return self.render_now(messages)
+        return await _encoding.run(self.render_now, messages)
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The conversation as the model's chat template writes it down."""
+    def render_now(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """As `render`, by the calling thread."""
         if self._tokenizer.chat_template is None:
             raise InvalidRequest("the model has no chat template; ask for a completion", "messages")
         try:
@@ -117,14 +130,13 @@ class ModelText:
         return b"".join(map(self.token_bytes, tokens)).decode(errors="replace")
 
     def encode_now(self, text: str, *, special: bool = False) -> list[int]:
-        """Token ids of `text`, worked out by the calling thread."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=special).ids
-        return ids
+        """Token ids of `text`, worked out by the calling thread.
 
-    async def _off_loop(self, text: str, *, special: bool) -> list[int]:
-        if len(text) < LONG_TEXT:
-            return self.encode_now(text, special=special)
-        return await asyncio.to_thread(self.encode_now, text, special=special)
+        By the batch call, which lets other threads run meanwhile; `encode` holds Python's lock.
+        """
+        (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=special)
+        ids: list[int] = encoded.ids
+        return ids
 
     def _find_bytes(self, token: int) -> bytes:
         if token in self._added:
@@ -186,11 +198,3 @@ def _is_byte_level(decoder: Any) -> bool:
 def _kinds(decoder: dict[str, Any]) -> list[str]:
     inner = [kind for part in decoder.get("decoders", ()) for kind in _kinds(part)]
     return [decoder["type"], *inner]
-
-
-def _byte_alphabet() -> dict[str, bytes]:
-    """GPT-2's printable character for each byte: itself where printable, else 256 and upwards."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    spelled = {chr(byte): bytes([byte]) for byte in printable}
-    return spelled | {chr(256 + place): bytes([byte]) for place, byte in enumerate(others)}

@@ -13,6 +13,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,16 +24,21 @@ from actors.models import default_cache
 from scripts.display import Display
 from scripts.keys import ensure_secret
 from scripts.processes import end_descendants
-from scripts.serve_config import ServeConfig
+from scripts.serve_config import ServeConfig, free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 POLL_S = 0.25
+STOP_POLL_S = 0.05
 SHUTDOWN_PATIENCE_S = 60.0
 FAILED = ("DEPLOY_FAILED", "UNHEALTHY")
 
 
 class LaunchFailed(Exception):
     """It will not serve; the message says why, and is for the person at the terminal."""
+
+
+class PortTaken(LaunchFailed):
+    """Nothing was started: somebody else holds the API's port."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,11 @@ def environment(config: ServeConfig, secrets: Secrets, temp_dir: Path) -> dict[s
     HAProxy's files and side ports are moved off their fixed places, which another cluster on this
     machine may hold. Ray gets a token of ours: its own would be made in ~/.ray, and clusters
     started later would begin to ask for it. Ray's default niceness of 15 would leave a shard with
-    what any other program of the machine does not want. What the caller's environment sets stays.
+    what any other program of the machine does not want.
+
+    The setting named for Windows and OS X has the node call itself 127.0.0.1, and so do Ray's own
+    ports, metrics included, which else answer on every interface. What the caller's environment
+    sets stays.
     """
     keys = config.shoal.gateway.auth.keys_env
     haproxy = temp_dir / "haproxy"
@@ -77,6 +87,7 @@ def environment(config: ServeConfig, secrets: Secrets, temp_dir: Path) -> dict[s
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port()),
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
         "RAY_worker_niceness": "0",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         keys: secrets.api_key.read_text(),
     }
     fixed = {
@@ -87,18 +98,12 @@ def environment(config: ServeConfig, secrets: Secrets, temp_dir: Path) -> dict[s
     return {k: v for k, v in (ours | os.environ | fixed).items() if k != "RAY_AUTH_TOKEN"}
 
 
-def free_port() -> int:
-    """A port nobody holds at this moment."""
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        return int(held.getsockname()[1])
-
-
 def require_free(port: int) -> None:
-    """Raise LaunchFailed if the API's port is taken."""
+    """Raise PortTaken if the API's port is taken."""
     try:
         socket.create_server(("", port)).close()
     except OSError as error:
-        raise LaunchFailed(
+        raise PortTaken(
             f"port {port} cannot be used for the API ({os.strerror(error.errno or 0)})."
             f" Choose another: make serve PORT={free_port()}"
         ) from error
@@ -112,18 +117,25 @@ class Cluster:
         self._token = secrets.ray_token.read_text()
         self.temp_dir = Path(tempfile.mkdtemp(prefix="shoal-", dir="/tmp"))  # sockets: short paths
         self.log = self.temp_dir / "launcher.log"
+        self.dashboard = ""
+        self.ray_address = ""
+        try:
+            self._child = self._start(secrets)
+        except BaseException:
+            self.forget()
+            raise
+
+    def _start(self, secrets: Secrets) -> subprocess.Popen[str]:
         with self.log.open("wb") as log:
-            self._child = subprocess.Popen(
+            return subprocess.Popen(
                 [sys.executable, "-m", "scripts.cluster"],
-                env=environment(config, secrets, self.temp_dir),
+                env=environment(self._config, secrets, self.temp_dir),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
                 start_new_session=True,
             )
-        self.dashboard = ""
-        self.ray_address = ""
 
     def deploy(self) -> None:
         """Start Ray and hand it the config; returns once Serve has accepted it."""
@@ -133,8 +145,6 @@ class Cluster:
         self._child.stdin.write(json.dumps(order) + "\n")
         self._child.stdin.flush()
         answer = json.loads(self._child.stdout.readline() or "{}")
-        if "refused" in answer:
-            raise LaunchFailed(f"Serve refuses the config:\n{answer['refused']}")
         if "dashboard" not in answer:
             raise LaunchFailed(f"Ray did not start:\n{self._tail()}")
         self.dashboard = f"http://{answer['dashboard']}"
@@ -157,7 +167,7 @@ class Cluster:
         """Return when a request would be answered."""
         while True:
             self.require_alive()
-            status, body = _get(f"http://127.0.0.1:{self._config.port}{self._config.route}/ready")
+            status, body = _get(f"{self._config.url}/ready")
             if status == 200:
                 return
             app = self._status().get("applications", {}).get(self._config.app, {})
@@ -171,13 +181,18 @@ class Cluster:
         if self._child.poll() is not None:
             raise LaunchFailed(f"the Ray cluster ended unexpectedly:\n{self._tail()}")
 
-    def stop(self) -> None:
-        """End it in order, by closing its stdin; what is still starting has no order to end in."""
+    def stop(self, hurried: Callable[[], bool]) -> None:
+        """End it in order, by closing its stdin, until `hurried` or for as long as that may take.
+
+        What is still starting has no order to end in.
+        """
         assert self._child.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended by itself
             self._child.stdin.close()
-        if self.dashboard:
-            self._child.wait(SHUTDOWN_PATIENCE_S)
+        patience = SHUTDOWN_PATIENCE_S if self.dashboard else 0.0
+        give_up = time.monotonic() + patience
+        while self._child.poll() is None and time.monotonic() < give_up and not hurried():
+            time.sleep(STOP_POLL_S)
 
     def kill(self) -> None:
         """End whatever is left of it, now."""

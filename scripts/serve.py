@@ -6,67 +6,66 @@ import argparse
 import contextlib
 import json
 import os
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 
 from actors.models import ensure_model
-from cluster.errors import OperatorError
+from cluster.errors import ConfigError, OperatorError
 from scripts.display import Display
-from scripts.launch import Cluster, LaunchFailed, Secrets, make_secrets, require_free
+from scripts.launch import (
+    Cluster,
+    LaunchFailed,
+    PortTaken,
+    Secrets,
+    make_secrets,
+    require_free,
+)
 from scripts.processes import adopt_orphans
 from scripts.serve_config import ServeConfig, read_serve_config
+from scripts.signals import Asked, Signals
 
 WATCH_S = 1.0
 EXIT_FAILED = 1
 EXIT_REFUSED = 2
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class Asked(BaseException):
-    """A signal asked to end; no ordinary handler may take it for an error."""
-
-    def __init__(self, signum: int) -> None:
-        self.signum = signum
 
 
 def main() -> int:
     """0 when ended on request, 1 when it failed, 2 when refused before starting anything."""
     options = _options()
     adopt_orphans()
-    for signum in SIGNALS:
-        signal.signal(signum, _ask)
+    signals = Signals()
     try:
+        signals.install()
         config = read_serve_config(options.config, options.port)
+        if options.check:
+            print(f"{options.config} can be served")
+            return 0
         require_free(config.port)
+        return _serve(config, signals)
+    except (ConfigError, PortTaken) as error:
+        print(f"serve: {error}", file=sys.stderr)
+        return EXIT_REFUSED
     except (OperatorError, LaunchFailed) as error:
-        return _refuse(error)
-    try:
-        return _serve(config)
+        print(f"\nserve: {error}", file=sys.stderr)
+        return EXIT_FAILED
     except Asked as asked:
         return 128 + asked.signum
 
 
-def _serve(config: ServeConfig) -> int:
+def _serve(config: ServeConfig, signals: Signals) -> int:
     secrets = make_secrets()
     display = Display()
-    try:
+    with display:
+        display.stage("Model")
+        for model in config.shoal.models:
+            ensure_model(model.source, progress=display.tell)
+    with _cluster(config, secrets, signals) as cluster:
         with display:
-            display.stage("Model")
-            for model in config.shoal.models:
-                ensure_model(model.source, progress=display.tell)
-        with _cluster(config, secrets) as cluster:
-            with display:
-                _bring_up(cluster, display)
-            print(_greeting(config, secrets, cluster, display.seconds), flush=True)
-            _watch(cluster)
-    except (OperatorError, LaunchFailed) as error:
-        print(f"\nserve: {error}", file=sys.stderr)
-        return EXIT_FAILED
+            _bring_up(cluster, display)
+        print(_greeting(config, secrets, cluster, display.seconds), flush=True)
+        _watch(cluster)
     return 0
 
 
@@ -88,36 +87,39 @@ def _watch(cluster: Cluster) -> None:
 
 
 @contextlib.contextmanager
-def _cluster(config: ServeConfig, secrets: Secrets) -> Iterator[Cluster]:
+def _cluster(config: ServeConfig, secrets: Secrets, signals: Signals) -> Iterator[Cluster]:
     """A cluster that ends with the block; its logs are kept if the block failed."""
-    cluster = Cluster(config, secrets)
+    cluster: Cluster | None = None
+    failed = False
     try:
-        yield cluster
+        try:
+            with signals.held():
+                cluster = Cluster(config, secrets)
+            yield cluster
+        finally:
+            signals.only_hurry()
     except LaunchFailed:
-        _end(cluster)
+        failed = True
         raise
-    except Asked:
-        _end(cluster)
-        cluster.forget()
-        raise
-    _end(cluster)
-    cluster.forget()
+    finally:
+        if cluster is not None:
+            _end(cluster, signals)
+            if not failed:
+                cluster.forget()
 
 
-def _end(cluster: Cluster) -> None:
+def _end(cluster: Cluster, signals: Signals) -> None:
     """In order, or at once when asked again or when order takes too long."""
-    print("Stopping (once more to end at once)", flush=True)
-    with contextlib.suppress(Asked, subprocess.TimeoutExpired):
-        cluster.stop()
-    for signum in SIGNALS:
-        signal.signal(signum, signal.SIG_IGN)
+    with contextlib.suppress(OSError):  # the terminal may be gone
+        print("Stopping (once more to end at once)", flush=True)
+    cluster.stop(lambda: signals.hurried)
     cluster.kill()
 
 
 def _greeting(
     config: ServeConfig, secrets: Secrets, cluster: Cluster, seconds: dict[str, float]
 ) -> str:
-    url = f"http://127.0.0.1:{config.port}{config.route}"
+    url = config.url
     question = {"role": "user", "content": "What is the capital of France?"}
     model = config.shoal.models[0].name
     body = json.dumps({"model": model, "temperature": 0, "messages": [question]})
@@ -146,20 +148,12 @@ def _key_header(config: ServeConfig, secrets: Secrets) -> str:
     return f'-H "Authorization: Bearer $({key})" '
 
 
-def _ask(signum: int, frame: FrameType | None) -> None:
-    raise Asked(signum)
-
-
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="serve", description=__doc__)
     parser.add_argument("--config", type=Path, default=Path("ray-config.yaml"))
-    parser.add_argument("--port", type=int, help="of the API, in place of the config's")
+    parser.add_argument("--port", type=int, help="of the API, in place of the config's; 0: any")
+    parser.add_argument("--check", action="store_true", help="only say whether it can be served")
     return parser.parse_args()
-
-
-def _refuse(error: Exception) -> int:
-    print(f"serve: {error}", file=sys.stderr)
-    return EXIT_REFUSED
 
 
 if __name__ == "__main__":

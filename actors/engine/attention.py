@@ -1,9 +1,10 @@
 """Paged attention as transformers calls it: write the step's keys and values, then read pages.
 
-This is the only place that knows which kernel attends. The batch arrives among the keyword
-arguments that transformers' models pass through to their attention function, so nothing is kept
-in a global between the runner and the layers. A model that drops those arguments is refused when
-it is loaded (`families`).
+This is the only place that knows which kernel attends. The model passes on, among its keyword
+arguments, the number of the step (`batch`), and the attention is an operator of torch's own
+registry that looks the step up by it: so a model runs the same whether transformers calls its
+layers one by one or a compiler has made one program of them. A model that drops those arguments is
+refused when it is loaded (`families`).
 """
 
 from __future__ import annotations
@@ -15,11 +16,17 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from actors.engine.batch import Read, StepBatch
+from actors.engine.batch import Read, StepBatch, find_step
 
 PAGED = "shoal_paged"
 """The name under which transformers finds `paged_attention`. No mask function is registered for
 it, so models build no mask: causality and windows are the batch's business."""
+
+SCHEMA = (
+    "(Tensor query, Tensor key, Tensor value, Tensor step, int layer, float scale,"
+    " int? window, float? softcap) -> Tensor"
+)
+"""The operator `shoal::attend`, as compiled programs call it."""
 
 
 def paged_attention(
@@ -29,7 +36,7 @@ def paged_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    step: StepBatch,
+    step: Tensor,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -41,14 +48,41 @@ def paged_attention(
     of the step. Returns `[1, rows, heads, value_dim]`. Keyword arguments beyond these have been
     found meaningless for the result when the model was loaded (`families`).
     """
-    layer: Any = module.layer_idx
-    step.cache.write(layer, step.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    out = query.new_empty(query.shape[2], query.shape[1], value.shape[-1])
-    for read in step.reads(sliding_window):
+    out: Tensor = torch.ops.shoal.attend(
+        query, key, value, step, module.layer_idx, scale, sliding_window, softcap
+    )
+    return out, None
+
+
+def _compute(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    step: Tensor,
+    layer: int,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    """What the operator does: shapes as in `paged_attention`."""
+    batch = find_step(step)
+    batch.cache.write(layer, batch.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    out = _out(query, key, value)
+    for read in batch.reads(window):
         own = (tensor[:, :, read.rows] for tensor in (query, key, value))
-        out[read.rows] = _attend(step, layer, read, *own, scale=scale, softcap=softcap)
-    return out[None], None
+        out[0, read.rows] = _attend(batch, layer, read, *own, scale=scale, softcap=softcap)
+    return out
+
+
+def _out(query: Tensor, key: Tensor, value: Tensor, *_: object) -> Tensor:
+    return query.new_empty(1, query.shape[2], query.shape[1], value.shape[-1])
+
+
+_operators: Any = torch.library.Library("shoal", "DEF")  # type: ignore[no-untyped-call]
+_operators.define("attend" + SCHEMA)
+_operators.impl("attend", _compute, "CompositeExplicitAutograd")
+_operators.impl("attend", _out, "Meta")
 
 
 def _attend(

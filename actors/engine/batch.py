@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, count
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -40,12 +41,12 @@ class Read:
     mask: Tensor | None = None
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class StepBatch:
     """The ragged row: `tokens` and `positions` are `[1, rows]`, `slots` `[rows]`, all int64.
 
-    `first_row[i]` is where chunk `i` of the plan starts. The attention function finds the batch
-    among its keyword arguments and asks it for the reads of its layer's window.
+    `first_row[i]` is where chunk `i` of the plan starts. `number`, `[1]`, goes through the model;
+    by it the attention finds the batch, and asks it for the reads of its layer's window.
     """
 
     cache: KVCache
@@ -53,6 +54,7 @@ class StepBatch:
     positions: Tensor
     slots: Tensor
     first_row: dict[int, int]
+    number: Tensor
     _spans: tuple[_Span, ...]
     _reads: dict[int | None, tuple[Read, ...]] = field(default_factory=dict)
 
@@ -62,6 +64,15 @@ class StepBatch:
             plan = _ReadPlanner(self.cache, window)
             self._reads[window] = tuple(plan.reads(self._spans))
         return self._reads[window]
+
+
+_numbers = count(1)
+_steps: WeakValueDictionary[int, StepBatch] = WeakValueDictionary()
+
+
+def find_step(number: Tensor) -> StepBatch:
+    """The living batch of that number. A tensor, as only tensors pass through a compiled model."""
+    return _steps[int(number)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +98,17 @@ def build_batch(plan: StepPlan, cache: KVCache) -> StepBatch:
     rows = np.cumsum(counts) - counts
     tables = [np.array(chunk.sequence.blocks, dtype=np.int64) for chunk in chunks]
     positions = np.arange(counts.sum()) + np.repeat(starts - rows, counts)
-    return StepBatch(
+    number = next(_numbers)
+    batch = _steps[number] = StepBatch(
         cache=cache,
         tokens=_on_device(_tokens(chunks), cache)[None],
         positions=_on_device(positions, cache)[None],
         slots=_on_device(_slots(positions, counts, tables, cache.block_size), cache),
         first_row=dict(zip(order, rows.tolist(), strict=True)),
+        number=torch.tensor([number]),
         _spans=tuple(map(_Span, rows.tolist(), starts.tolist(), counts.tolist(), tables)),
     )
+    return batch
 
 
 def _row_order(chunk: Chunk) -> tuple[bool, int]:

@@ -5,21 +5,25 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 
-from actors.engine.exactness import prove_exact
+from actors.engine.compiled import Wish, program_wish
+from actors.engine.exactness import prove_exact, prove_program
 from actors.engine.families import check_family, longest_exact
 from actors.engine.kv_cache import KVCache, page_bytes
 from actors.engine.loader import load_model
 from actors.engine.pool_size import free_bytes, model_len, pool_blocks, within_pool
-from actors.engine.runner import ModelRunner
+from actors.engine.runner import Forward, ModelRunner
 from cluster.batching import Batcher, Progress
 from cluster.blocks import BlockPool, PageEvents
 from cluster.config import ModelConfig
-from cluster.errors import InvalidRequest
+from cluster.errors import InvalidRequest, UnsupportedModel
 from cluster.messages import (
     Assignment,
     HeldRequest,
@@ -29,15 +33,27 @@ from cluster.messages import (
 )
 from cluster.stats import EngineStats
 
+logger = logging.getLogger(__name__)
+
 
 class Engine:
-    """Continuous batching over one model on one device. Not thread-safe: one loop owns it."""
+    """Continuous batching over one model on one device. Not thread-safe: one loop owns it.
+
+    `wish` names the compiled program that should replace the model, if one should.
+    """
 
     def __init__(
-        self, runner: ModelRunner, pool: BlockPool, batcher: Batcher, capacity: ShardCapacity
+        self,
+        runner: ModelRunner,
+        prove: Callable[[Forward], None],
+        pool: BlockPool,
+        batcher: Batcher,
+        capacity: ShardCapacity,
     ) -> None:
         self.capacity = capacity
+        self.wish: Wish | None = None
         self._runner = runner
+        self._prove: Callable[[Forward], None] | None = prove
         self._pool = pool
         self._batcher = batcher
 
@@ -75,6 +91,22 @@ class Engine:
         """Ids of the requests in the steps under way; after a step that raised, those in it."""
         return self._batcher.computing()
 
+    def adopt(self, program: Forward) -> None:
+        """Compute by `program` from the next step on, and let the model's own weights go.
+
+        Unless its logits are not the model's: then it is left alone, and the log says so.
+        """
+        self.wish = None
+        if self._prove is None:
+            return
+        try:
+            self._prove(program)
+        except UnsupportedModel as error:
+            logger.warning("serving without the compiled program: %s", error)
+        else:
+            self._runner.use(program)
+            self._prove = None
+
     def held(self) -> tuple[HeldRequest, ...]:
         """All requests that are here, oldest first."""
         return self._batcher.held()
@@ -105,6 +137,7 @@ class Engine:
             tokens_computed=batching.tokens_computed,
             tokens_sampled=batching.tokens_sampled,
             prefix_hit_tokens=batching.prefix_hit_tokens,
+            compiled=self._prove is None,
         )
 
     def verify(self) -> None:
@@ -112,14 +145,25 @@ class Engine:
         self._batcher.verify()
 
 
-def load_engine(folder: Path, model: ModelConfig, device: torch.device) -> Engine:
+def load_engine(
+    folder: Path, model: ModelConfig, device: torch.device, programs: Path | None = None
+) -> Engine:
     """Load the weights of `folder` and make an engine that is ready to step.
+
+    A program found in the folder `programs` is adopted, one that is missing there is wished for.
 
     Raises ModelUnavailable for weights that cannot be loaded, UnsupportedModel for a family that
     cannot be served exactly, ConfigError for lengths and sizes that do not go together.
     """
     loaded = load_model(folder, model.dtype, device, attn_implementation="eager")
-    return build_engine(loaded, model)
+    engine = build_engine(loaded, model)
+    if programs is not None and model.compile == "auto":
+        engine.wish = program_wish(folder, loaded, programs)
+    if engine.wish is not None and engine.wish.path.exists():
+        program = engine.wish.fulfil()
+        if program is not None:
+            engine.adopt(program)
+    return engine
 
 
 def build_engine(loaded: PreTrainedModel, model: ModelConfig) -> Engine:
@@ -140,6 +184,7 @@ def build_engine(loaded: PreTrainedModel, model: ModelConfig) -> Engine:
     cache = KVCache(layers, blocks, block_size, loaded.dtype, loaded.device)
     return Engine(
         ModelRunner(loaded, cache),
+        partial(prove_program, loaded, layers),
         pool,
         Batcher(pool, model.batching, longest),
         ShardCapacity(block_size, blocks, seats, longest),

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from actors.engine.batch import build_batch
 from actors.engine.families import refuse
 from actors.engine.kv_cache import KVCache, LayerShape
-from actors.engine.runner import ModelRunner
+from actors.engine.runner import Forward, ModelRunner
 from cluster.messages import Request, Sampling, Stopping
 from cluster.steps import Chunk, Sequence, StepPlan
 
@@ -39,19 +39,27 @@ CUTS = (0, 10, 18)
 
 def prove_exact(model: PreTrainedModel, layers: Mapping[int, LayerShape]) -> None:
     """Raise UnsupportedModel unless the paged path gives the model's own logits."""
-    generator = torch.Generator().manual_seed(0)
-    vocab = model.config.get_text_config().vocab_size
-    prompts = [torch.randint(vocab, (n,), generator=generator).tolist() for n in LENGTHS]
+    prompts = _prompts(model)
     model.set_attn_implementation("eager")
     expected = [_own_logits(model, prompt) for prompt in prompts]
-    for ours, own in zip(_paged_logits(model, layers, prompts), expected, strict=True):
-        error = _relative_error(ours, own)
-        if not error <= TOLERANCE[model.dtype]:
-            refuse(
-                model,
-                f"computed in pages, its logits differ from its own by {error:.2g} of their spread"
-                f" (allowed in {model.dtype}: {TOLERANCE[model.dtype]:g})",
-            )
+    starts = [*CUTS, *range(CUTS[-1] + 1, max(LENGTHS) + 1)]
+    for ours, own in zip(_paged_logits(model, layers, prompts, starts), expected, strict=True):
+        _compare(model, ours, own, "computed in pages")
+
+
+def prove_program(
+    model: PreTrainedModel, layers: Mapping[int, LayerShape], program: Forward
+) -> None:
+    """Raise UnsupportedModel unless `program` gives the logits of the paged model.
+
+    Short enough to be asked between two steps: two prompts, then a token of each from pages.
+    """
+    prompts = _prompts(model)
+    starts = [0, min(LENGTHS) - 1, min(LENGTHS)]
+    expected = _paged_logits(model, layers, prompts, starts)
+    got = _paged_logits(model, layers, prompts, starts, program)
+    for ours, own in zip(got, expected, strict=True):
+        _compare(model, ours, own, "compiled")
 
 
 @torch.inference_mode()
@@ -62,16 +70,37 @@ def _own_logits(model: PreTrainedModel, prompt: list[int]) -> Tensor:
     return logits
 
 
+def _prompts(model: PreTrainedModel) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(0)
+    vocab = model.config.get_text_config().vocab_size
+    return [torch.randint(vocab, (n,), generator=generator).tolist() for n in LENGTHS]
+
+
+def _compare(model: PreTrainedModel, ours: Tensor, own: Tensor, how: str) -> None:
+    error = _relative_error(ours, own)
+    if not error <= TOLERANCE[model.dtype]:
+        refuse(
+            model,
+            f"{how}, its logits differ from its own by {error:.2g} of their spread"
+            f" (allowed in {model.dtype}: {TOLERANCE[model.dtype]:g})",
+        )
+
+
 def _paged_logits(
-    model: PreTrainedModel, layers: Mapping[int, LayerShape], prompts: list[list[int]]
+    model: PreTrainedModel,
+    layers: Mapping[int, LayerShape],
+    prompts: list[list[int]],
+    starts: list[int],
+    program: Forward | None = None,
 ) -> list[Tensor]:
-    """The same through pages that interleave, in the chunks of `CUTS`, then one by one."""
+    """The same through pages that interleave, in chunks from one of `starts` to the next."""
     pages = max(-(-len(prompt) // BLOCK_SIZE) for prompt in prompts)
     cache = KVCache(layers, pages * len(prompts), BLOCK_SIZE, model.dtype, model.device)
     runner = ModelRunner(model, cache)
+    if program is not None:
+        runner.use(program)
     sequences = [_sequence(i, prompt, pages, len(prompts)) for i, prompt in enumerate(prompts)]
     logits: list[list[Tensor]] = [[] for _ in prompts]
-    starts = [*CUTS, *range(CUTS[-1] + 1, max(map(len, prompts)) + 1)]
     for start, stop in pairwise(starts):
         going = [i for i, prompt in enumerate(prompts) if start < len(prompt)]
         counts = [min(stop, len(prompts[i])) - start for i in going]

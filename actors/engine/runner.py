@@ -6,10 +6,10 @@ The model is transformers' own; what is ours is the row it computes on (`batch`)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from actors.engine.attention import PAGED
@@ -20,13 +20,37 @@ from actors.engine.sampler import Sampler
 from cluster.messages import TokenLogprob
 from cluster.steps import Chunk, StepPlan, StepResult
 
+Forward = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""Tokens and positions `[1, rows]`, the rows to score `[scored]`, the step's number `[1]`, all
+int64, at least one of each: the logits `[scored, vocab]`."""
+
+
+class PagedModel(nn.Module):
+    """A model of transformers as a `Forward`, its attention paged."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        model.set_attn_implementation(PAGED)
+        self._model = model
+
+    def forward(self, tokens: Tensor, positions: Tensor, kept: Tensor, step: Tensor) -> Tensor:
+        output = self._model(
+            input_ids=tokens,
+            position_ids=positions,
+            use_cache=False,
+            logits_to_keep=kept,
+            step=step,
+        )
+        logits: Tensor = output.logits[0]
+        return logits
+
 
 class ModelRunner:
     """A model and its pages. `model` must have passed `families.check_family`."""
 
     def __init__(self, model: PreTrainedModel, cache: KVCache) -> None:
-        model.set_attn_implementation(PAGED)
-        self._model = model
+        self._forward: Forward = PagedModel(model)
+        self._device = model.device
         self._cache = cache
         self._sampler = Sampler()
         self.vocab_size: int = model.config.get_text_config().vocab_size
@@ -50,18 +74,15 @@ class ModelRunner:
             ),
         )
 
+    def use(self, forward: Forward) -> None:
+        """Compute by `forward` from the next step on; the model is let go."""
+        self._forward = forward
+
     @torch.inference_mode()
     def logits(self, batch: StepBatch, rows: Sequence[int]) -> Tensor:
         """Forward pass over the batch; the logits after `rows`, `[len(rows), vocab]`."""
-        output = self._model(
-            input_ids=batch.tokens,
-            position_ids=batch.positions,
-            use_cache=False,
-            logits_to_keep=torch.tensor(rows, dtype=torch.int64, device=self._cache.device),
-            step=batch,
-        )
-        logits: Tensor = output.logits[0]
-        return logits
+        kept = torch.tensor(rows or [0], dtype=torch.int64, device=self._device)
+        return self._forward(batch.tokens, batch.positions, kept, batch.number)[: len(rows)]
 
 
 def _scored_rows(chunk: Chunk, first_row: int) -> range:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +42,7 @@ from tests.actors.living import (
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 NAMESPACE = "shard-tests"
+BOOKS = f"shard-tests-{os.getpid()}"
 LONG = 1500
 
 
@@ -105,7 +107,7 @@ def scheduler(session: None) -> Any:
 def spec_of(model: ModelConfig, index: int) -> ShardSpec:
     name = f"{model.name}/shard-{index}"
     ref = ShardRef(name, model.name, name, new_incarnation())
-    return ShardSpec(ref, model, NAMESPACE, threads=1, timing=TIMING)
+    return ShardSpec(ref, model, NAMESPACE, threads=1, timing=TIMING, claims=BOOKS)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

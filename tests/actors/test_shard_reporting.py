@@ -23,8 +23,9 @@ def outcome(
     removed: tuple[bytes, ...] = (),
     snapshot: Snapshot | None = None,
 ) -> Outcome:
-    stats = EngineStats(0, 0, 0, 10, 4, 1, 5, 0, 0, 0, 0)
-    return Outcome((), Progress(started, ended), PageEvents(stored, removed), stats, snapshot)
+    stats = EngineStats(0, 0, 0, 10, 4, 1, 5, 0, 0, 0, 0, compiled=False)
+    progress = Progress(started, ended, (7,) * len(ended))
+    return Outcome((), progress, PageEvents(stored, removed), stats, snapshot)
 
 
 def held(request_id: str) -> HeldRequest:
@@ -54,6 +55,7 @@ def test_events_of_several_turns_travel_in_one_report_and_once(ledger: ReportLed
     ledger.enter(outcome(ended=("r",), stored=(B,)))
     report = ledger.draft()
     assert (report.started, report.ended, report.stored) == (("r",), ("r",), (A, B))
+    assert report.produced == (7,)
     ledger.acknowledged(FINE)
     assert not ledger.has_news
     assert ledger.draft().stored == ()

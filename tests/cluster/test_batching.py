@@ -190,19 +190,19 @@ def test_cancelling_what_is_not_there_does_nothing(make_shard: MakeShard) -> Non
 def test_progress_tells_each_start_and_end_once(make_shard: MakeShard) -> None:
     shard = make_shard()
     shard.batcher.admit(assignment("a", prompt_of(3), max_tokens=2, choices=2))
-    assert shard.batcher.drain_progress() == Progress((), ())
+    assert shard.batcher.drain_progress() == Progress((), (), ())
     shard.step()
-    assert shard.batcher.drain_progress() == Progress(("a",), ())
+    assert shard.batcher.drain_progress() == Progress(("a",), (), ())
     shard.finish()
-    assert shard.batcher.drain_progress() == Progress((), ("a",))
-    assert shard.batcher.drain_progress() == Progress((), ())
+    assert shard.batcher.drain_progress() == Progress((), ("a",), (4,))
+    assert shard.batcher.drain_progress() == Progress((), (), ())
 
 
 def test_held_requests_say_how_far_they_are(make_shard: MakeShard) -> None:
     shard = make_shard(budget=4)
     shard.batcher.admit(assignment("a", prompt_of(6), max_tokens=9, choices=2))
     shard.step()
-    assert shard.batcher.held() == (HeldRequest("a", 6, 4, 2),)
+    assert shard.batcher.held() == (HeldRequest("a", 6, 4, 2, "tenant", "P1"),)
 
 
 def test_statistics_count_computed_and_sampled_tokens(make_shard: MakeShard) -> None:

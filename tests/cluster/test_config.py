@@ -64,7 +64,7 @@ def test_a_configuration_is_frozen_in_every_part() -> None:
         (
             {"scheduling": {"classes": [{"name": "a", "tier": "b"}], "default_class": "a"}},
             "args.scheduling.classes[0].tier",
-            "name, tiers",
+            "queue_timeout_s, tiers",
         ),
     ],
 )
@@ -102,6 +102,11 @@ def test_an_unknown_field_is_refused_with_those_known_there(
             {"scheduling": {"classes": [{"name": "P1"}, {"name": "P1"}]}},
             "args.scheduling",
             "class names must differ",
+        ),
+        (
+            {"scheduling": {"classes": [{"name": "P1", "tiers": ["a"]}, {"name": "a"}]}},
+            "args.scheduling",
+            "must mean one class only",
         ),
     ],
 )

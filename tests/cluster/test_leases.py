@@ -8,11 +8,13 @@ from collections.abc import Iterator
 import pytest
 
 from cluster.errors import IllegalTransition, LedgerBroken
-from cluster.leases import OVER, TRANSITIONS, LeaseBook, LeaseState, Load
+from cluster.leases import LeaseBook
 from cluster.messages import HeldRequest, Lease, Reason, ShardCapacity, ShardRef, ShardReport
+from cluster.shard_books import OVER, TRANSITIONS, Bill, LeaseState, Load
 
 CAPACITY = ShardCapacity(block_size=16, total_pages=64, max_num_seqs=8, max_model_len=512)
 SHARD = ShardRef("s", "m", "s", "life-1")
+BILL = Bill("t", "P1", since=0.0)
 ROADS = {
     LeaseState.GRANTED: (),
     LeaseState.CLAIMED: (LeaseState.CLAIMED,),
@@ -40,7 +42,7 @@ def report(
 
 
 def grant(book: LeaseBook, request_id: str = "a", now: float = 0.0) -> None:
-    book.grant(Lease(request_id, 1, SHARD, 0, Reason(0.0, ())), Load(32, 3, 1), now)
+    book.grant(Lease(request_id, 1, SHARD, 0, Reason(0.0, ())), Load(32, 3, 1), BILL, now)
 
 
 def state(book: LeaseBook, request_id: str = "a") -> LeaseState | None:
@@ -72,14 +74,14 @@ def test_each_move_is_made_or_refused_as_the_table_says(
 def test_prompt_and_pages_weigh_until_the_start_and_slots_until_the_end(book: LeaseBook) -> None:
     grant(book)
     assert weight(book) == (32, 3, 1)
-    book.settle(report(2, started=("a",)))
+    book.settle(report(2, started=("a",)), now=1.0)
     assert weight(book) == (0, 0, 1)
-    book.settle(report(3, ended=("a",)))
+    book.settle(report(3, ended=("a",)), now=1.0)
     assert weight(book) == (0, 0, 0)
 
 
 def test_a_missing_report_is_noticed(book: LeaseBook) -> None:
-    book.settle(report(3))
+    book.settle(report(3), now=1.0)
     assert book.serving("m")["s"].resync
     book.reconcile(report(4, full=True), now=1.0)
     assert not book.serving("m")["s"].resync
@@ -138,7 +140,7 @@ def test_what_a_shard_holds_is_adopted_with_what_is_left_of_its_prompt(book: Lea
 
 
 def test_a_start_nobody_knows_of_asks_for_a_full_report(book: LeaseBook) -> None:
-    book.settle(report(2, started=("stranger",)))
+    book.settle(report(2, started=("stranger",)), now=1.0)
     assert book.serving("m")["s"].resync
 
 

@@ -1,80 +1,25 @@
-"""The prefix index against a naive one, and the choice of a shard."""
+"""The choice of a shard: what it costs, who has room, and that load spreads."""
 
 from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.leases import LeaseEntry, Load, ShardBook
+from cluster.config import PlacementConfig
+from cluster.loads import ModelShards
 from cluster.messages import Lease, PageHash, Reason, ShardCapacity, ShardRef, Submission
-from cluster.routing import DECODE_TOKENS, EXPLAINED, Placement, PrefixIndex, place
+from cluster.prefixes import PrefixIndex
+from cluster.routing import EXPLAINED, Placement, Placer
+from cluster.shard_books import Bill, LeaseEntry, Load, ShardBook
 
+CONFIG = PlacementConfig(affinity_min_tokens=17, explore=0)
 LEASED = LeaseEntry(
-    Lease("other", 1, ShardRef("a", "m", "a", "1"), 0, Reason(0.0, ())), Load(0, 0, 0), 0.0
+    Lease("other", 1, ShardRef("a", "m", "a", "1"), 0, Reason(0.0, ())),
+    Load(0, 0, 0),
+    Bill("t", "P1", 0.0),
+    0.0,
 )
 PAGES = tuple(bytes([n]) * 16 for n in range(6))
-MOVES = st.tuples(
-    st.sampled_from(["store", "remove", "drop"]),
-    st.sampled_from(["a", "b", "c"]),
-    st.lists(st.sampled_from(PAGES), unique=True),
-)
-
-
-def leading(pages: list[PageHash], held: set[PageHash]) -> int:
-    return next((n for n, page in enumerate(pages) if page not in held), len(pages))
-
-
-@given(moves=st.lists(MOVES, max_size=30), prompt=st.lists(st.sampled_from(PAGES), unique=True))
-@settings(derandomize=True, deadline=None)
-def test_the_index_matches_what_a_set_a_shard_would(
-    moves: list[tuple[str, str, list[PageHash]]], prompt: list[PageHash]
-) -> None:
-    index = PrefixIndex(max_pages=100)
-    naive: dict[str, set[PageHash]] = {"a": set(), "b": set(), "c": set()}
-    for move, shard, pages in moves:
-        if move == "store":
-            index.store(shard, pages)
-            naive[shard] |= set(pages)
-        elif move == "remove":
-            index.remove(shard, pages)
-            naive[shard] -= set(pages)
-        else:
-            index.drop(shard)
-            naive[shard] = set()
-        index.verify()
-    expected = {shard: leading(prompt, held) for shard, held in naive.items()}
-    assert index.match(prompt) == {shard: depth for shard, depth in expected.items() if depth}
-    assert len(index) == sum(len(held) for held in naive.values())
-
-
-@given(moves=st.lists(MOVES, max_size=30), bound=st.integers(1, 8))
-@settings(derandomize=True, deadline=None)
-def test_the_index_never_exceeds_its_bound(
-    moves: list[tuple[str, str, list[PageHash]]], bound: int
-) -> None:
-    index = PrefixIndex(bound)
-    for _, shard, pages in moves:
-        index.store(shard, pages)
-        index.match(pages)
-        index.verify()
-        assert len(index) <= bound
-
-
-def test_of_a_prefix_the_index_forgets_the_tail_first() -> None:
-    index = PrefixIndex(max_pages=3)
-    index.store("a", PAGES[:3])
-    index.store("b", PAGES[5:])
-    assert index.match(PAGES[:3]) == {"a": 2}
-
-
-def test_what_is_asked_for_is_forgotten_last() -> None:
-    index = PrefixIndex(max_pages=2)
-    index.store("a", PAGES[:1])
-    index.store("a", PAGES[1:2])
-    index.match(PAGES[:1])
-    index.store("a", PAGES[2:3])
-    assert index.match(PAGES[:1]) == {"a": 1}
-    assert index.match(PAGES[1:2]) == {}
 
 
 def book(name: str, **state: int) -> ShardBook:
@@ -87,9 +32,16 @@ def book(name: str, **state: int) -> ShardBook:
 
 
 def placed(
-    submission: Submission, *shards: ShardBook, index: PrefixIndex | None = None
+    submission: Submission,
+    *shards: ShardBook,
+    index: PrefixIndex | None = None,
+    config: PlacementConfig = CONFIG,
 ) -> Placement | None:
-    return place(submission, {s.ref.shard: s for s in shards}, index or PrefixIndex(100))
+    model = ModelShards(config)
+    for shard in shards:
+        model.add(shard)
+    match = (index or PrefixIndex(100)).match(submission.page_hashes)
+    return Placer(config).place(submission, model, match)
 
 
 def asking(
@@ -138,7 +90,7 @@ def test_the_cost_adds_up_as_documented() -> None:
     placement = placed(asking(prompt_tokens=64), shard)
     assert placement is not None
     [candidate] = placement.candidates
-    assert candidate.outstanding_tokens == 100 + 2 * DECODE_TOKENS
+    assert candidate.outstanding_tokens == 100 + 2 * 64
     assert candidate.cost == candidate.outstanding_tokens + 64 + 64 * 0.5
 
 
@@ -170,3 +122,103 @@ def test_a_shard_whose_free_pages_are_promised_has_no_room() -> None:
 def test_an_idle_shard_takes_whatever_it_could_ever_hold() -> None:
     assert name_of(placed(asking(prompt_tokens=496, choices=9), book("a", free_pages=1))) == "a"
     assert placed(asking(prompt_tokens=497), book("a")) is None
+
+
+def test_a_short_template_cached_on_one_shard_gathers_nobody_there() -> None:
+    """As after a shard was replaced: the new one has nothing yet."""
+    index = PrefixIndex(100)
+    index.store("old", PAGES[:1])
+    shards = [book("new", last_grant=1), book("old", last_grant=2)]
+    assert name_of(placed(asking(pages=PAGES[:1]), *shards, index=index)) == "new"
+
+
+def test_a_cached_prefix_is_worth_waiting_for_beyond_the_window_as_long_as_it_saves() -> None:
+    index = PrefixIndex(100)
+    index.store("b", PAGES[:3])
+    config = PlacementConfig(prefill_window_tokens=20, affinity_min_tokens=0, explore=0)
+
+    def chosen(prefill_tokens: int, pages: tuple[PageHash, ...]) -> str | None:
+        busy = book("b", prefill_tokens=prefill_tokens)
+        busy.leases["other"] = LEASED
+        return name_of(placed(asking(pages=pages), busy, index=index, config=config))
+
+    assert chosen(20, pages=()) is None
+    assert chosen(67, pages=PAGES[:4]) == "b"
+    assert chosen(68, pages=PAGES[:4]) is None
+
+
+def test_a_shard_of_another_model_that_holds_the_same_pages_is_none_of_ours() -> None:
+    index = PrefixIndex(100)
+    index.store("other model's", PAGES[:3])
+    assert name_of(placed(asking(pages=PAGES[:4]), book("a"), index=index)) == "a"
+
+
+def test_what_explores_goes_by_load_alone() -> None:
+    index = PrefixIndex(100)
+    index.store("b", PAGES[:3])
+    always = PlacementConfig(affinity_min_tokens=0, explore=1)
+    shards = [book(f"s{n}") for n in range(8)] + [book("b", prefill_tokens=10)]
+    assert name_of(placed(asking(pages=PAGES[:4]), *shards, index=index)) == "b"
+    placement = placed(asking(pages=PAGES[:4]), *shards, index=index, config=always)
+    assert name_of(placement) == "s0"
+
+
+def test_explorers_are_the_share_that_was_configured() -> None:
+    config = PlacementConfig(affinity_min_tokens=0, explore=0.05)
+    index = PrefixIndex(100)
+    index.store("a", PAGES[:3])
+    model = ModelShards(config)
+    model.add(book("a", last_grant=1))
+    model.add(book("b"))
+    placer = Placer(config)
+    explored = 0
+    for _ in range(1000):
+        explored += name_of(placer.place(asking(pages=PAGES), model, index.match(PAGES))) == "b"
+        placer.next()
+    assert 45 <= explored <= 55
+
+
+LOADS = st.fixed_dictionaries(
+    {
+        "sequences": st.integers(0, 4),
+        "free_pages": st.integers(0, 64),
+        "prefill_tokens": st.integers(0, 3000),
+        "last_grant": st.integers(0, 50),
+    }
+)
+
+
+@given(loads=st.lists(LOADS, max_size=30), prompt=st.integers(1, 400), choices=st.integers(1, 3))
+@settings(derandomize=True, deadline=None)
+def test_whoever_fits_anywhere_is_placed_where_it_fits(
+    loads: list[dict[str, int]], prompt: int, choices: int
+) -> None:
+    shards = [book(f"s{n}", **load) for n, load in enumerate(loads)]
+    for shard in shards:
+        shard.leases["other"] = LEASED
+    asked = asking(prompt_tokens=prompt, choices=choices)
+    alone = [shard for shard in shards if placed(asked, shard) is not None]
+    placement = placed(asked, *shards)
+    assert (placement is None) == (not alone)
+    assert placement is None or placement.shard in alone
+
+
+@given(moves=st.lists(st.tuples(st.integers(0, 9), LOADS), max_size=40))
+@settings(derandomize=True, deadline=None)
+def test_the_orders_stay_sorted_as_loads_change(moves: list[tuple[int, dict[str, int]]]) -> None:
+    model = ModelShards(CONFIG)
+    for number, load in moves:
+        name = f"s{number}"
+        if name in model.shards and load["free_pages"] % 5 == 0:
+            taken = model[name].sequences
+            model.changed(model[name], -taken)
+            model.remove(name)
+            continue
+        if name not in model.shards:
+            model.add(book(name))
+            model[name].leases["other"] = LEASED
+        shard = model[name]
+        model.changed(shard, load["sequences"] - shard.sequences)
+        for field, value in load.items():
+            setattr(shard, field, value)
+        model.verify()

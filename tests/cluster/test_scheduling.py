@@ -35,6 +35,7 @@ from cluster.scheduling import SchedulerBrain
 
 CONFIG = SchedulingConfig(max_queued=2, shard_timeout_s=10, not_ready_timeout_s=30)
 PAGE = bytes(16)
+PAGES = tuple(bytes([n]) * 16 for n in range(6))
 
 
 def ref(name: str, life: int = 1) -> ShardRef:
@@ -120,14 +121,13 @@ def test_a_submit_on_an_idle_system_is_decided_at_once(bench: Bench) -> None:
 def test_an_end_serves_the_next_in_order_and_says_how_long_it_waited(bench: Bench) -> None:
     bench.join("s")
     bench.submit("a")
-    for request_id, sla in (("batch", "P2"), ("first", "P1"), ("second", "P1")):
-        assert bench.submit(request_id, sla=sla) is None
+    for request_id in ("first", "second"):
+        assert bench.submit(request_id) is None
     bench.now += 4
     [lease] = bench.report("s", 2, ended=("a",))
     assert isinstance(lease, Lease)
     assert (lease.request_id, lease.reason.waited_s) == ("first", 4.0)
     assert names(bench.report("s", 3, ended=("first",))) == ["second"]
-    assert names(bench.report("s", 4, ended=("second",))) == ["batch"]
 
 
 def test_cold_requests_spread_over_all_shards_evenly(bench: Bench) -> None:
@@ -146,10 +146,10 @@ def test_a_request_goes_where_its_prefix_is_cached_and_elsewhere_once_it_is_not(
     bench: Bench,
 ) -> None:
     bench.join("a")
-    bench.join("b", stored=(PAGE,))
-    assert shard_of(bench.submit("q1", page_hashes=(PAGE,))) == "b"
-    bench.report("b", 2, ended=("q1",), removed=(PAGE,))
-    assert shard_of(bench.submit("q2", page_hashes=(PAGE,))) == "a"
+    bench.join("b", stored=PAGES)
+    assert shard_of(bench.submit("q1", prompt_tokens=100, page_hashes=PAGES)) == "b"
+    bench.report("b", 2, ended=("q1",), removed=PAGES)
+    assert shard_of(bench.submit("q2", prompt_tokens=100, page_hashes=PAGES)) == "a"
 
 
 def test_a_full_report_replaces_the_pages_known(bench: Bench) -> None:
@@ -164,11 +164,12 @@ def test_a_full_report_replaces_the_pages_known(bench: Bench) -> None:
 
 def test_a_full_class_is_told_when_to_come_back(bench: Bench) -> None:
     bench.join("s")
-    for number in range(2, 12):  # one request a second
+    bench.submit("q1")
+    for number in range(2, 12):  # one request a second, while another waits
         bench.submit(f"q{number}")
         bench.now += 1
-        bench.report("s", number, ended=(f"q{number}",))
-    for request_id in ("running", "x", "y"):
+        bench.report("s", number, ended=(f"q{number - 1}",))
+    for request_id in ("x", "y"):
         bench.submit(request_id)
     refusal = bench.submit("z")
     assert kind_of(refusal) is RefusalKind.QUEUE_FULL

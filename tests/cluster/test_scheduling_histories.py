@@ -9,7 +9,7 @@ from random import Random
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from cluster.config import SchedulingConfig
+from cluster.config import SchedulingConfig, SlaClass, TenantConfig
 from cluster.events import (
     Acknowledge,
     Event,
@@ -35,6 +35,18 @@ from cluster.messages import (
 from cluster.scheduling import SchedulerBrain
 
 CONFIG = SchedulingConfig(
+    classes=(
+        SlaClass(name="P0", weight=4, ttft_s=1, aging_s=2),
+        SlaClass(name="P1", queue_timeout_s=7),
+        SlaClass(name="P2", fill=0.5, burst_share=0, max_queued=6),
+    ),
+    tenants=(
+        TenantConfig(name="poor", tokens_per_window=120, burst_tokens=60),
+        TenantConfig(name="narrow", max_concurrency=1, weight=3),
+        TenantConfig(name="small", max_pages=8),
+    ),
+    budget_window_s=20,
+    max_tenants=3,
     max_queued=4,
     claim_timeout_s=5,
     shard_timeout_s=8,
@@ -81,6 +93,7 @@ class FakeShard:
             tuple(sorted(removed)),
             self.resync,
             held,
+            tuple(random.randint(0, 8) for _ in ended[random.randint(0, 1) * len(ended) :]),
         )
 
 
@@ -129,16 +142,16 @@ class History:
 
     def move(self) -> None:
         moves = {
-            self.submit: 30,
+            self.submit: 40,
             self.submit_again: 5,
             self.submit_again_what_was_decided: 5,
-            self.withdraw: 6,
+            self.withdraw: 16,
             self.claim: 25,
             self.report: 30,
             self.time_passes: 10,
-            self.shard_joins: 4,
+            self.shard_joins: 6,
             self.shard_dies: 1,
-            self.router_dies: 4,
+            self.router_dies: 5,
             self.scheduler_restarts: 1,
         }
         self.random.choices(list(moves), list(moves.values()))[0]()
@@ -150,13 +163,13 @@ class History:
             request_id=f"q{self.count}",
             router=self.random.choice(["r1", "r2"]),
             model=self.random.choice(["m"] * 9 + ["other"]),
-            tenant="t",
+            tenant=self.random.choice(["poor", "narrow", "small", "other"]),
             sla=self.random.choice(["P0", "P1", "P2", "unheard of"]),
             prompt_tokens=self.random.choice([1, 4, 17, 36, 37]),
             max_tokens=4,
             choices=self.random.choice([1, 1, 1, 2, 4]),
             page_hashes=pages,
-            deadline_s=self.random.choice([None, None, 0.0, 3.0]),
+            deadline_s=self.random.choice([None] * 8 + [0.0, 3.0]),
         )
         self.submissions[submission.request_id] = submission
         self.ask(submission)
@@ -195,7 +208,12 @@ class History:
                 wanted = self.submissions[lease.request_id]
                 computed = self.random.choice([0, wanted.prompt_tokens])
                 shard.held[lease.request_id] = HeldRequest(
-                    lease.request_id, wanted.prompt_tokens, computed, wanted.choices
+                    lease.request_id,
+                    wanted.prompt_tokens,
+                    computed,
+                    wanted.choices,
+                    wanted.tenant,
+                    wanted.sla,
                 )
 
     def shard_joins(self) -> None:
@@ -257,6 +275,6 @@ def test_every_submission_is_leased_refused_withdrawn_or_still_waits(seed: int) 
 
 
 def test_the_histories_reach_every_kind_of_decision() -> None:
-    seen = lived(seed=7, moves=5000).seen
+    seen = lived(seed=7, moves=8000).seen
     leasing = {f"{event} leases" for event in ("Submitted", "Reported", "Withdrawn", "RouterGone")}
     assert seen.keys() >= leasing | set(RefusalKind) | {"report", "full report"}, seen

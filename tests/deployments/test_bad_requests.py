@@ -69,6 +69,8 @@ WRONG_IN_ANY: list[tuple[dict[str, Any], str]] = [
     ({"logit_bias": {"fish": 1}}, "logit_bias.fish"),
     ({"logit_bias": {"5": 101}}, "logit_bias.5"),
     ({"service_tier": "gold"}, "service_tier"),
+    ({"deadline_s": 0}, "deadline_s"),
+    ({"deadline_s": "soon"}, "deadline_s"),
     ({"stream": "yes"}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"stream": True, "stream_options": {"speed": 1}}, "stream_options.speed"),
@@ -206,8 +208,8 @@ async def test_a_body_beyond_the_limit_is_too_large(folder: Path) -> None:
         headers = {"content-type": "application/json"}
         told = await client.post("/v1/completions", content=b" " * 4096, headers=headers)
         untold = await client.post("/v1/completions", content=chunks(), headers=headers)
-    refused(told, 413, None)
-    refused(untold, 413, None)
+    refused(told, 413, None, "2048 bytes")
+    refused(untold, 413, None, "2048 bytes")
 
 
 FAILURES = [

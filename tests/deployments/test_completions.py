@@ -98,3 +98,33 @@ async def test_logprobs_zero_scores_only_the_chosen_token(world: World) -> None:
     world.says(script)
     choice = (await world.complete(logprobs=0, max_tokens=1)).json()["choices"][0]
     assert list(choice["logprobs"]["top_logprobs"][0].values()) == [-2.0]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_prompt_can_be_scored_without_generating_anything(
+    world: World, stream: bool
+) -> None:
+    def script(request: Request) -> Iterable[TokenDelta]:
+        scores = (None, *[TokenLogprob(token, -1.0) for token in request.prompt[1:]])
+        ends = FinishReason.LENGTH
+        yield TokenDelta(request.request_id, 0, (), finish=ends, prompt_logprobs=scores)
+
+    world.says(script)
+    ids = await world.text.encode("One fish,")
+    response = await world.complete(
+        prompt="One fish,", echo=True, logprobs=0, max_tokens=0, stream=stream
+    )
+    answer = read_events(response)[0] if stream else response.json()
+    assert answer["choices"][0]["text"] == "One fish,"
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["choices"][0]["logprobs"]["token_logprobs"] == [None, *[-1.0] * (len(ids) - 1)]
+    assert world.asked.stopping.max_tokens == 0
+    if not stream:
+        assert answer["usage"]["completion_tokens"] == 0
+
+
+async def test_a_prompt_that_fills_the_context_can_be_scored(world: World) -> None:
+    await world.complete(prompt=[5] * 128, echo=True, max_tokens=0)
+    assert len(world.asked.prompt) == 128
+    response = await world.complete(prompt=[5] * 129, echo=True, max_tokens=0)
+    assert response.json()["error"]["code"] == "context_length_exceeded"

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from cluster.config import parse_settings
 from cluster.errors import ConfigError
-from deployments.fleet import parse_settings
 
 
 def test_wanted_shards_are_read_by_model() -> None:
-    assert parse_settings({"shards": {"a": 2, "b": 0}}).shards == {"a": 2, "b": 0}
+    assert parse_settings({"shards": {"a": 2, "b": 0}}, ["a", "b"]).shards == {"a": 2, "b": 0}
 
 
 @pytest.mark.parametrize(
@@ -23,11 +23,12 @@ def test_wanted_shards_are_read_by_model() -> None:
         ({"shards": {"a": "many"}}, "user_config.shards.a"),
         ({"shards": 3}, "user_config.shards"),
         ({"shardz": {"a": 1}}, "user_config.shardz"),
+        ({"shards": {"nope": 1}}, "user_config.shards.nope"),
     ],
 )
 def test_a_wrong_setting_is_refused_with_its_path(user_config: dict[str, Any], path: str) -> None:
     with pytest.raises(ConfigError, match=path) as refused:
-        parse_settings(user_config)
+        parse_settings(user_config, ["a"])
     assert refused.value.path == path
 
 

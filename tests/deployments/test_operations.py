@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from cluster.plain import from_json
+from cluster.topology import Topology
 from tests.deployments.world import MODEL, NOW, World
 
 
@@ -24,6 +26,11 @@ async def test_the_books_are_open_to_those_with_a_key(world: World) -> None:
     assert books["shards"] == []
 
 
+async def test_the_topology_is_told_as_data(world: World) -> None:
+    answer = await world.client.get("/admin/topology")
+    assert from_json(Topology, answer.text).nodes[0].cpus == (0, 1)
+
+
 async def test_models_are_listed(world: World) -> None:
     card = {"id": MODEL, "object": "model", "created": NOW, "owned_by": "shoal"}
     assert (await world.client.get("/v1/models")).json() == {"object": "list", "data": [card]}
@@ -38,6 +45,7 @@ async def test_the_api_is_documented(world: World) -> None:
         "/health",
         "/ready",
         "/admin/stats",
+        "/admin/topology",
         "/v1/models",
         "/v1/models/{name}",
         "/v1/chat/completions",

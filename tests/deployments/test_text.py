@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from cluster.config import ModelConfig
 from cluster.errors import ConfigError, InvalidRequest, UnsupportedModel
-from deployments.intake import ServedModel
+from deployments.served import ServedModel
 from deployments.text import LONG_TEXT, ModelText
 from tests.deployments.words import save_words
 
@@ -25,7 +28,7 @@ def test_the_door_never_imports_torch(folder: Path) -> None:
         "import sys; from pathlib import Path; import deployments.routes\n"
         "from deployments.text import ModelText\n"
         f"text = ModelText.load(Path({str(folder)!r}))\n"
-        "text.render([{'role': 'user', 'content': 'a'}])\n"
+        "text.render_now([{'role': 'user', 'content': 'a'}])\n"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -34,6 +37,35 @@ def test_the_door_never_imports_torch(folder: Path) -> None:
 async def test_long_text_is_encoded_to_the_same_tokens(text: ModelText) -> None:
     long = "One fish, two fish. " * LONG_TEXT
     assert await text.encode(long) == text.encode_now(long)
+
+
+@pytest.fixture
+def no_switching() -> Iterator[None]:
+    """Threads change only where one lets go of Python's lock by itself."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(3600)
+    yield
+    sys.setswitchinterval(interval)
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(
+    text: ModelText, no_switching: None
+) -> None:
+    ticks, over = [0], threading.Event()
+
+    def tick() -> None:
+        while not over.is_set():
+            ticks[0] += 1
+            time.sleep(0)
+
+    ticking = threading.Thread(target=tick)
+    ticking.start()
+    before = ticks[0]
+    text.encode_now("One fish, two fish. " * 20_000)
+    during = ticks[0] - before
+    over.set()
+    ticking.join()
+    assert during > 0
 
 
 @given(st.text())
@@ -69,7 +101,7 @@ def test_an_untold_context_is_the_operators_to_tell(tmp_path: Path) -> None:
 async def test_a_template_that_refuses_makes_the_messages_invalid(text: ModelText) -> None:
     turn = {"role": "system", "content": ""}
     with pytest.raises(InvalidRequest, match="system comes first") as refusal:
-        await text.encode_chat([turn, turn])
+        await text.render([turn, turn])
     assert refusal.value.param == "messages"
 
 
@@ -77,7 +109,7 @@ async def test_a_model_without_a_template_has_no_chat(tmp_path: Path) -> None:
     save_words(tmp_path)
     (tmp_path / "chat_template.jinja").unlink()
     with pytest.raises(InvalidRequest, match="chat template"):
-        await ModelText.load(tmp_path).encode_chat([{"role": "user", "content": "a"}])
+        await ModelText.load(tmp_path).render([{"role": "user", "content": "a"}])
 
 
 def sentencepiece(folder: Path) -> PreTrainedTokenizerFast:

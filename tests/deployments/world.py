@@ -14,9 +14,10 @@ import httpx
 from cluster.config import ModelConfig, parse_config
 from cluster.messages import Request
 from cluster.stats import ClusterStats, SchedulerStats
+from cluster.topology import Node, NumaNode, Topology
 from deployments.auth import ApiKeys
 from deployments.gateway import Gateway, Outside
-from deployments.intake import ServedModel
+from deployments.served import ServedModel
 from deployments.text import ModelText
 from tests.deployments.scripted import Script, ScriptedTokens
 
@@ -37,8 +38,13 @@ def make_gateway(
     async def stats() -> ClusterStats:
         return ClusterStats(SchedulerStats(epoch=7), ())
 
+    config.setdefault("models", [{"name": MODEL}])
     model = ServedModel.load(ModelConfig(name=MODEL), folder)
-    outside = Outside(source, obstacles, stats, now=lambda: NOW + 0.5, random=Random(7))
+
+    async def topology() -> Topology:
+        return Topology((Node("here", (NumaNode(0, (0, 1), 2**34),)),))
+
+    outside = Outside(source, obstacles, stats, topology, now=lambda: NOW + 0.5, random=Random(7))
     return Gateway(parse_config(config), [model], keys or ApiKeys({}), outside)
 
 

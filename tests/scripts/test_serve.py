@@ -6,12 +6,14 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.actors.living import is_gone
+from tests.system.tiny import save_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = "applications: [{{name: x, import_path: deployments.app:build, args: {args}}}]"
@@ -36,6 +38,21 @@ def outcome(*options: str) -> tuple[int, str]:
 def free_port() -> str:
     with socket.create_server(("127.0.0.1", 0)) as held:
         return str(held.getsockname()[1])
+
+
+def beyond_loopback(process: psutil.Process) -> list[str]:
+    """The ports of a process that are bound to more than loopback.
+
+    But for Serve's own door between replicas, which has no setting and asks for Ray's token.
+    """
+    name = " ".join(process.cmdline())
+    return [
+        f"{held.laddr.ip}:{held.laddr.port} of {name}"
+        for held in process.net_connections(kind="inet")
+        if held.status == psutil.CONN_LISTEN
+        and held.laddr.ip not in ("127.0.0.1", "::ffff:127.0.0.1", "::1")
+        and not (held.laddr.ip == "::" and name.startswith("ray::ServeReplica:"))
+    ]
 
 
 def test_a_taken_port_is_refused_with_a_free_one() -> None:
@@ -64,6 +81,37 @@ def test_a_model_that_cannot_be_had_is_said_so_before_ray_starts(tmp_path: Path)
     assert "Ray" not in output
 
 
+def test_a_config_can_be_checked_without_starting_anything(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("http_options: {hots: 1}\n" + CONFIG.format(args="{}"))
+    status, output = outcome("--check", "--config", str(config))
+    assert (status, "http_options.hots: unknown field" in output) == (2, True)
+    status, output = outcome("--check")
+    assert (status, output) == (0, "ray-config.yaml can be served\n")
+
+
+@pytest.mark.slow
+def test_a_burst_of_signals_leaves_neither_processes_nor_files(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    source = save_tiny_model(tmp_path)
+    config.write_text(CONFIG.format(args=f"{{models: [{{name: tiny, source: {source}}}]}}"))
+    with serve("--config", str(config), "--port", "0") as launcher:
+        assert launcher.stdout is not None
+        for line in launcher.stdout:
+            if line.startswith("Deployments"):
+                break
+        started = psutil.Process(launcher.pid).children(recursive=True)
+        files = Path(started[0].environ()["RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"]).parents[1]
+        assert files.exists()
+        while launcher.poll() is None:
+            launcher.send_signal(signal.SIGINT)
+            time.sleep(0.01)
+        output = launcher.stdout.read()
+    assert "Traceback" not in output
+    assert not files.exists()
+    assert [process for process in started if not is_gone(process.pid)] == []
+
+
 @pytest.mark.slow
 def test_the_printed_curl_line_answers_and_a_signal_ends_everything() -> None:
     port = free_port()
@@ -77,11 +125,13 @@ def test_the_printed_curl_line_answers_and_a_signal_ends_everything() -> None:
         (curl,) = [line for line in printed if line.startswith("  curl ")]
         answer = subprocess.run(curl, shell=True, capture_output=True, text=True, check=True)
         started = psutil.Process(launcher.pid).children(recursive=True)
+        open_to_strangers = [port for process in started for port in beyond_loopback(process)]
         launcher.send_signal(signal.SIGINT)
         launcher.stdout.read()
         status = launcher.wait(120)
     assert "The capital of France is Paris." in answer.stdout
     assert len(started) > 5
+    assert open_to_strangers == []
     assert [process for process in started if not is_gone(process.pid)] == []
     assert status == 0
     socket.create_server(("127.0.0.1", int(port))).close()

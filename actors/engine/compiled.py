@@ -1,0 +1,162 @@
+"""A model's forward pass as one compiled program, made once a machine and kept in a file.
+
+transformers' layers are hundreds of small operations a step, and torch repacks a bf16 weight at
+each product. torch's ahead-of-time compiler fuses the former and packs the latter (figures in
+docs/performance.md). It takes minutes and a C++ compiler, so a shard answers without it at first:
+the file is made by another process (`python -m actors.engine.compiled`) and taken into use between
+two steps, after its logits were compared with the model's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from filelock import FileLock
+from transformers import PreTrainedModel
+
+from actors.engine.attention import SCHEMA
+from actors.engine.loader import load_model
+from actors.engine.runner import Forward, PagedModel
+
+MOST_WEIGHTS = 2 * 2**30
+"""Bytes of weights up to which a model is compiled: the program holds a packed copy of them."""
+
+LEAST_WEIGHTS = 32 * 2**20
+"""Below, a step is too short to be worth minutes of compiling."""
+
+ROWS = 16
+"""Rows the program is traced with; it computes any number."""
+
+MOST_ROWS = 65_536
+
+OPTIONS: dict[str, Any] = {
+    "freezing": True,  # weights are constants, so products get them packed
+    "cpp.dynamic_threads": True,  # the shard decides how many, and changes it as others join
+}
+
+ROOT = Path(__file__).resolve().parents[2]
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A program that would serve the model of `folder` better than it does by itself."""
+
+    folder: Path
+    dtype: str
+    path: Path
+
+    def fulfil(self) -> Forward | None:
+        """Make the program unless it is there, and load it. Blocks, minutes; None, logged, if the
+        compiler cannot: the model goes on as it is.
+        """
+        if not self.path.exists() and not self._compile():
+            return None
+        try:
+            return load_program(self.path)
+        except RuntimeError as error:
+            logger.warning("%s cannot be loaded, serving without it: %s", self.path, error)
+            return None
+
+    def _compile(self) -> bool:
+        command = [sys.executable, "-m", __name__, str(self.folder), self.dtype, str(self.path)]
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        environment = os.environ | {"PYTHONPATH": path}
+        made = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        if made.returncode:
+            logger.warning("%s could not be compiled: %s", self.folder, made.stderr[-2000:])
+        return made.returncode == 0
+
+
+def program_wish(folder: Path, model: PreTrainedModel, programs: Path) -> Wish | None:
+    """The program for `model`, loaded from `folder`, if one is worth while here."""
+    if not _worth_compiling(model):
+        return None
+    dtype = str(model.dtype).removeprefix("torch.")
+    return Wish(folder, dtype, _program_path(folder, dtype, programs))
+
+
+def _worth_compiling(model: PreTrainedModel) -> bool:
+    size = sum(weight.nbytes for weight in model.parameters())
+    return (
+        model.device.type == "cpu"
+        and LEAST_WEIGHTS <= size <= MOST_WEIGHTS
+        and shutil.which(os.environ.get("CXX", "g++")) is not None
+    )
+
+
+def _program_path(folder: Path, dtype: str, programs: Path) -> Path:
+    """Where the program for the model in `folder` is kept.
+
+    Its name depends on all that it does: weights, precision, versions, processor.
+    """
+    files = sorted([folder / "config.json", *folder.glob("*.safetensors")])
+    weights = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    versions = (torch.__version__, transformers.__version__, SCHEMA, sorted(OPTIONS.items()))
+    processor = torch.backends.cpu.get_cpu_capability(), torch.cpu.get_capabilities()
+    identity = repr((folder.name, weights, dtype, versions, processor))
+    return programs / f"{folder.name}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}.pt2"
+
+
+def load_program(path: Path) -> Forward:
+    """The program in `path`; seconds, as its weights are unpacked. Raises RuntimeError."""
+    return torch._inductor.aoti_load_package(str(path))
+
+
+def compile_model(model: PreTrainedModel, path: Path) -> None:
+    """Write the program of `model` to `path`, whole or not at all.
+
+    Raises what torch's exporter and compiler raise for a model, or a machine, they cannot serve.
+    """
+    exported = _export(model)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".compiling-") as workspace:
+        made = torch._inductor.aoti_compile_and_package(
+            exported, package_path=f"{workspace}/program.pt2", inductor_configs=OPTIONS
+        )
+        Path(made).rename(path)
+
+
+def _export(model: PreTrainedModel) -> torch.export.ExportedProgram:
+    rows = torch.export.Dim("rows", min=1, max=MOST_ROWS)
+    kept = torch.export.Dim("kept", min=1, max=MOST_ROWS)
+    tokens = torch.arange(ROWS)[None]
+    example = (tokens, tokens.clone(), torch.arange(ROWS // 2), torch.zeros(1, dtype=torch.int64))
+    with torch.no_grad():
+        return torch.export.export(
+            PagedModel(model),
+            example,
+            dynamic_shapes=({1: rows}, {1: rows}, {0: kept}, None),
+            strict=False,
+        )
+
+
+def main() -> None:
+    """Compile the model of a folder for this machine."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("dtype")
+    parser.add_argument("path", type=Path)
+    args = parser.parse_args()
+    os.nice(19)  # streams that are running keep the processor
+    args.path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{args.path}.lock"):  # shards that start together make it once
+        if not args.path.exists():
+            device = torch.device("cpu")
+            model = load_model(args.folder, args.dtype, device, attn_implementation="eager")
+            compile_model(model, args.path)
+
+
+if __name__ == "__main__":
+    main()

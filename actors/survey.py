@@ -1,0 +1,37 @@
+"""The topology of the whole cluster: each of Ray's nodes is asked what it is."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from actors.devices.discovery import discover
+from cluster.topology import Node, Topology
+
+PATIENCE_S = 20.0
+
+
+async def survey(patience_s: float = PATIENCE_S) -> Topology:
+    """The living nodes, called by Ray's node ids, as each sees itself at this moment.
+
+    One that does not answer within `patience_s` seconds is left out.
+    """
+    living = await asyncio.to_thread(ray.nodes)
+    ids = sorted(node["NodeID"] for node in living if node["Alive"])
+    answers = await asyncio.gather(*(_ask(node, patience_s) for node in ids))
+    return Topology(tuple(node for node in answers if node is not None))
+
+
+async def _ask(node: str, patience_s: float) -> Node | None:
+    there = NodeAffinitySchedulingStrategy(node, soft=False)
+    task: Any = ray.remote(discover).options(num_cpus=0, scheduling_strategy=there)
+    try:
+        async with asyncio.timeout(patience_s):
+            answer: Node = await task.remote(node)
+    except (RayError, TimeoutError):
+        return None
+    return answer

@@ -1,0 +1,253 @@
+"""From a request to its lease: who is taken in, who is next, and where to.
+
+The brain says what has happened (`scheduling`), this what follows for those who wait.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from cluster.accounts import Accounts
+from cluster.admission import Admission
+from cluster.books import Books
+from cluster.config import SchedulingConfig
+from cluster.events import Tell
+from cluster.explanations import Forecast
+from cluster.lanes import Waiting
+from cluster.messages import Decision, Lease, Reason, Refusal, RefusalKind, Submission
+from cluster.routing import Placer
+from cluster.shard_books import LeaseState
+from cluster.windows import GatheringWindow
+
+
+class Dispatch:
+    """Takes requests in, refuses them, or gives them leases, in fair order.
+
+    Classes share by weight, tenants within a class likewise, and one tenant's requests go by
+    deadline. A head that fits nowhere yet holds up its own class and those below it, and, once it
+    has waited `aging_s`, those above too, so that nothing large starves.
+    """
+
+    def __init__(self, config: SchedulingConfig, epoch: int, books: Books) -> None:
+        self._config = config
+        self._epoch = epoch
+        self._books = books
+        self._classes = {sla.name: sla for sla in config.classes}
+        self._placer = Placer(config.placement)
+        self._expiries: list[tuple[float, str]] = []
+        self._windows: dict[str, GatheringWindow] = {}
+        self.admission = Admission(config, books.queues.ahead)
+        self.accounts = Accounts(config, books.queues, books.tenants)
+
+    def arrival(self, submission: Submission, now: float) -> Waiting:
+        """A class that the configuration does not know is the default one."""
+        if submission.sla not in self._classes:
+            submission = replace(submission, sla=self._config.default_class)
+        before = self._books.queues.get(submission.request_id)
+        since = now if before is None else before.since
+        sla = self._classes[submission.sla]
+        deadline_at = math.inf if submission.deadline_s is None else now + submission.deadline_s
+        due = min(deadline_at, since + (sla.ttft_s or sla.aging_s))
+        expires_at = min(deadline_at, since + sla.queue_timeout_s)
+        tokens = submission.prompt_tokens + self._books.tenants.expected_output(submission)
+        number = self._books.queues.number(submission)
+        return Waiting(submission, since, deadline_at, due, expires_at, tokens, number)
+
+    def take_in(self, waiting: Waiting, now: float) -> Decision | None:
+        """A lease, a refusal where it may not even wait, or None: it waits now."""
+        submission, queues = waiting.submission, self._books.queues
+        others_wait = queues.depth(submission.model) > 0
+        if queues.get(submission.request_id) is None:
+            refusal = self._turn_away(waiting, others_wait, now)
+            if refusal is not None:
+                return refusal
+        self._books.tenants.reserve(submission, now)
+        gathers = self._gathers(submission.model, now)
+        if not others_wait:
+            may_run = not gathers and self._may_run(submission)
+            lease = self._grant(waiting, now) if may_run else None
+            if lease is not None:
+                return lease
+            if queues.is_full(submission.sla):
+                return self._refuse(submission, RefusalKind.QUEUE_FULL, now)
+            self.admission.backlogged(submission.model, now)
+        queues.add(waiting)
+        self._note_expiry(waiting)
+        return None
+
+    def _turn_away(self, waiting: Waiting, others_wait: bool, now: float) -> Refusal | None:
+        """Why it may not even wait, if so: its budget, no place in the queue, no hope there."""
+        submission = waiting.submission
+        refusal = self._budget_refusal(submission, now)
+        if refusal is not None:
+            self.accounts.refused(submission, refusal.kind, now)
+            return refusal
+        if not others_wait:
+            return None
+        full = self._books.queues.is_full(submission.sla)
+        kind = RefusalKind.QUEUE_FULL if full else self.admission.hopeless(waiting, now)
+        return None if kind is None else self._refuse(submission, kind, now)
+
+    def _gathers(self, model: str, now: float) -> bool:
+        """Whether this arrival waits for others to come."""
+        if not self._config.gather_max_s:
+            return False
+        window = self._windows.get(model)
+        if window is None:
+            window = GatheringWindow(self._config.gather_min_s, self._config.gather_max_s)
+            self._windows[model] = window
+        window.arrive(self._books.leases.serving(model).wait_s(), now)
+        return window.holds(now)
+
+    def has_turn(self, submission: Submission, now: float) -> bool:
+        """Whether its coming lets anybody be served: itself, or all that gathered until it came."""
+        window = self._windows.get(submission.model)
+        closes = window is not None and window.closes_at == now
+        return closes or self._books.queues.is_head(submission.request_id)
+
+    def wake_at(self, now: float) -> float:
+        """When something is due by time alone: a deadline, a timeout, the end of a window."""
+        closing = [w.closes_at for w in self._windows.values() if w.holds(now)]
+        return min([*closing, self._expiries[0][0] if self._expiries else math.inf])
+
+    def expired(self, now: float) -> Iterator[Waiting]:
+        """Those in the queue whose time may be up."""
+        while self._expiries and self._expiries[0][0] <= now:
+            _, request_id = heapq.heappop(self._expiries)
+            waiting = self._books.queues.get(request_id)
+            if waiting is not None:
+                yield waiting
+
+    def _note_expiry(self, waiting: Waiting) -> None:
+        """What left the queue otherwise is swept out before it outnumbers what waits."""
+        if len(self._expiries) > 64 + 2 * len(self._books.queues):
+            waits = self._books.queues.get
+            self._expiries = [(at, key) for at, key in self._expiries if waits(key)]
+            heapq.heapify(self._expiries)
+        heapq.heappush(self._expiries, (waiting.expires_at, waiting.submission.request_id))
+
+    def objection(self, waiting: Waiting, now: float) -> Refusal | None:
+        """Why it can no longer be served, if so; then it does not wait any more."""
+        model = waiting.submission.model
+        shards = self._books.leases.serving(model)
+        if not len(shards):
+            self.admission.missed(model, now)
+        kind = self.admission.objection(waiting, shards, now)
+        return None if kind is None else self._refuse(waiting.submission, kind, now)
+
+    def _refuse(self, submission: Submission, kind: RefusalKind, now: float) -> Refusal:
+        self._books.queues.remove(submission.request_id)
+        self.accounts.refused(submission, kind, now)
+        return self.admission.refusal(submission, kind)
+
+    def _budget_refusal(self, submission: Submission, now: float) -> Refusal | None:
+        share = self._classes[submission.sla].burst_share
+        exhausted = self._books.tenants.objection(submission, share, now)
+        if exhausted is None:
+            return None
+        kind, retry_after_s = RefusalKind.OVER_BUDGET, exhausted.retry_after_s
+        return Refusal(submission.request_id, kind, exhausted.message, retry_after_s)
+
+    def settle(self, now: float) -> Iterator[Tell]:
+        """Enter what became of leases in the other books, and let others have what they left."""
+        for entry, state in self._books.leases.drain():
+            self.accounts.moved(entry, state, now)
+            self.park(entry.bill.tenant)
+            window = self._windows.get(entry.lease.shard.model)
+            if window is not None and state is LeaseState.STARTED:
+                window.started(now - entry.bill.since, now)
+        yield from self.pump_all(now)
+
+    def pump_all(self, now: float) -> Iterator[Tell]:
+        for model in self._books.queues.models():
+            yield from self.pump(model, now)
+
+    def pump(self, model: str, now: float) -> Iterator[Tell]:
+        """Serve whose turn it is until all have to go on waiting."""
+        window = self._windows.get(model)
+        if window and window.holds(now) and self._books.leases.serving(model).wait_s():
+            return
+        while (tell := self._serve_next(model, now)) is not None:
+            yield tell
+
+    def _serve_next(self, model: str, now: float) -> Tell | None:
+        below = len(self._classes)
+        for rank, waiting in self._books.queues.heads(model):
+            submission = waiting.submission
+            if not self._may_run(submission):
+                self._books.queues.waive(model, rank)
+                continue
+            if rank >= below:
+                continue
+            decision = self.objection(waiting, now) or self._grant(waiting, now)
+            if decision is not None:
+                if isinstance(decision, Lease):
+                    self.admission.granted(waiting, now)
+                self._books.queues.remove(submission.request_id)
+                return Tell(submission.router, decision)
+            if now - waiting.since >= self._classes[submission.sla].aging_s:
+                return None
+            below = rank
+        return None
+
+    def _grant(self, waiting: Waiting, now: float) -> Lease | None:
+        """On the cheapest shard; None where none has room."""
+        submission = waiting.submission
+        match = self._books.index.match(submission.page_hashes)
+        placement = self._placer.place(
+            submission, self._books.leases.serving(submission.model), match
+        )
+        if placement is None:
+            return None
+        self._books.index.use(submission.page_hashes[: match.depth])
+        self._placer.next()
+        bill = self.accounts.granted(waiting, placement, now)
+        charged = bill.uncached_tokens + bill.output_tokens
+        waited_s = now - waiting.since
+        reason = Reason(waited_s, placement.candidates, placement.explored, charged)
+        shard, cached = placement.shard.ref, placement.cached_tokens
+        lease = Lease(submission.request_id, self._epoch, shard, cached, reason)
+        self._books.leases.grant(lease, placement.load, bill, now)
+        self.park(submission.tenant)
+        return lease
+
+    def _may_run(self, submission: Submission) -> bool:
+        """Whether its class and its tenant may have another request on a shard."""
+        shards = self._books.leases.serving(submission.model)
+        fill = self._classes[submission.sla].fill
+        return shards.taken < fill * shards.places and not self._at_limit(submission.tenant)
+
+    def _at_limit(self, tenant: str) -> bool:
+        limits = self._books.tenants.limits(tenant)
+        if not limits.holds:
+            return False
+        holding = self._books.leases.holding(tenant)
+        return (
+            limits.max_concurrency is not None and holding.requests >= limits.max_concurrency
+        ) or (limits.max_pages is not None and holding.pages >= limits.max_pages)
+
+    def park(self, tenant: str) -> None:
+        """Let it wait without a turn while it is at a limit."""
+        if self._books.tenants.limits(tenant).holds:
+            self._books.queues.park(tenant, self._at_limit(tenant))
+
+    def forecast(self, submission: Submission, now: float) -> Forecast:
+        """What would become of it now; changes nothing."""
+        waiting = self.arrival(submission, now)
+        submission = waiting.submission
+        shards = self._books.leases.serving(submission.model)
+        kind = self.admission.objection(waiting, shards, now) or (
+            self.admission.hopeless(waiting, now)
+        )
+        refusal = None if kind is None else self.admission.refusal(submission, kind)
+        match = self._books.index.match(submission.page_hashes)
+        placement = self._placer.place(submission, shards, match)
+        return Forecast(
+            refusal=refusal or self._budget_refusal(submission, now),
+            wait_s=self.admission.wait_s(submission),
+            ahead_tokens=self._books.queues.ahead(submission),
+            candidates=placement.candidates if placement else (),
+        )

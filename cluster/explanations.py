@@ -1,0 +1,55 @@
+"""Why requests went where they went: the last decisions, by request."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from cluster.messages import Candidate, Decision, Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A decision that was made `ago_s` seconds ago; a lease carries its own reason."""
+
+    decision: Decision
+    ago_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What would become of a request submitted at this moment.
+
+    It would be refused, or wait about `wait_s` (None: nobody knows how long) behind `ahead_tokens`.
+    `candidates` are the shards it would have the choice of now, cheapest first.
+    """
+
+    refusal: Refusal | None
+    wait_s: float | None
+    ahead_tokens: float
+    candidates: tuple[Candidate, ...]
+
+
+class DecisionLog:
+    """The last `max_decisions` decisions."""
+
+    def __init__(self, max_decisions: int) -> None:
+        self._max_decisions = max_decisions
+        self._decided: OrderedDict[str, tuple[Decision, float]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._decided)
+
+    def record(self, decision: Decision, now: float) -> None:
+        """The latest of a request is the one that counts."""
+        self._decided.pop(decision.request_id, None)
+        self._decided[decision.request_id] = decision, now
+        if len(self._decided) > self._max_decisions:
+            self._decided.popitem(last=False)
+
+    def explain(self, request_id: str, now: float) -> Explanation | None:
+        """None where it was never decided, or too long ago."""
+        if request_id not in self._decided:
+            return None
+        decision, at = self._decided[request_id]
+        return Explanation(decision, now - at)

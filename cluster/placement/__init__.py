@@ -1,0 +1,27 @@
+"""Wishes and a topology become a plan of shards on devices, explained line by line."""
+
+from cluster.placement.planner import plan
+from cluster.placement.seats import Seats
+from cluster.placement.wishes import (
+    Kind,
+    Missing,
+    NewSlice,
+    Placement,
+    Plan,
+    Rank,
+    Recut,
+    Wish,
+)
+
+__all__ = [
+    "Kind",
+    "Missing",
+    "NewSlice",
+    "Placement",
+    "Plan",
+    "Rank",
+    "Recut",
+    "Seats",
+    "Wish",
+    "plan",
+]

@@ -1,0 +1,128 @@
+"""What is known of one shard and of each lease on it: the rows of the lease book."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import NamedTuple
+
+from cluster.messages import Lease, ShardCapacity, ShardRef
+from cluster.rates import BusyRate
+
+MOMENT_S = 0.001
+"""Shorter than any step: what a report says to have happened took at least so long."""
+
+
+class LeaseState(StrEnum):
+    """Where a lease stands; one that is over is no longer in the books."""
+
+    GRANTED = "granted"  # the scheduler promised; the shard has not spoken of it yet
+    CLAIMED = "claimed"  # the shard holds it and has not computed its prompt yet
+    STARTED = "started"  # the prompt is computed
+    ENDED = "ended"
+    EXPIRED = "expired"  # nobody claimed it in time
+    RELEASED = "released"  # whoever asked for it gave it back unused
+    LOST = "lost"  # its shard is gone
+
+
+TRANSITIONS: Mapping[LeaseState, frozenset[LeaseState]] = MappingProxyType(
+    {
+        LeaseState.GRANTED: frozenset(LeaseState) - {LeaseState.GRANTED},
+        LeaseState.CLAIMED: frozenset({LeaseState.STARTED, LeaseState.ENDED, LeaseState.LOST}),
+        LeaseState.STARTED: frozenset({LeaseState.ENDED, LeaseState.LOST}),
+        LeaseState.ENDED: frozenset(),
+        LeaseState.EXPIRED: frozenset(),
+        LeaseState.RELEASED: frozenset(),
+        LeaseState.LOST: frozenset(),
+    }
+)
+"""A withdrawn request that its shard already holds is no move: the shard will report its end."""
+
+OVER = frozenset(state for state, onward in TRANSITIONS.items() if not onward)
+
+
+class Load(NamedTuple):
+    """What a lease weighs: tokens and pages of prompt to compute until it starts, and its choices.
+
+    `pages` counts one page of output for each choice too, as no choice gets far without.
+    """
+
+    prefill_tokens: int
+    pages: int
+    sequences: int
+
+
+class Bill(NamedTuple):
+    """Whose request a lease serves, and what it was charged: output as expected, not as it came.
+
+    `since` is when it was first submitted.
+    """
+
+    tenant: str
+    sla: str
+    since: float
+    uncached_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    pages: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class LeaseEntry:
+    """One lease in the books; `output_tokens` is its shard's word at the end, where it has one."""
+
+    lease: Lease
+    load: Load
+    bill: Bill
+    granted_at: float
+    state: LeaseState = LeaseState.GRANTED
+    started_at: float | None = None
+    output_tokens: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class ShardBook:
+    """What the scheduler knows of one life of a shard. Only `LeaseBook` writes to it.
+
+    `free_pages` is the shard's own word as of report `number`; `promised_pages` and
+    `prefill_tokens` are of the leases it has not computed yet, `sequences` of all its leases.
+    `resync` says that the books doubt themselves and the next report has to be a full one.
+    `last_grant` counts the book's grants, so that the smallest is the least recently used.
+    `speed` is that of its prefill, measured while it has some, last at `measured_at`.
+    `longest` is the most tokens, prompt and output, that one sequence can ever have here.
+    """
+
+    ref: ShardRef
+    capacity: ShardCapacity
+    free_pages: int
+    number: int
+    heard_at: float
+    resync: bool = False
+    last_grant: int = 0
+    prefill_tokens: int = 0
+    promised_pages: int = 0
+    sequences: int = 0
+    measured_at: float = 0.0
+    speed: BusyRate = field(default_factory=BusyRate)
+    leases: dict[str, LeaseEntry] = field(default_factory=dict)
+    longest: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        pool = self.capacity.total_pages * self.capacity.block_size
+        self.longest = min(self.capacity.max_model_len, pool)
+
+    @property
+    def unpromised(self) -> int:
+        """Pages that are free and that nobody has a lease on."""
+        return self.free_pages - self.promised_pages
+
+    def pages_of(self, tokens: int) -> int:
+        return -(-tokens // self.capacity.block_size)
+
+    def measure(self, computed: int, now: float) -> None:
+        """So many prompt tokens were computed since the last time, or since there were any."""
+        if computed:
+            self.speed.record(computed, max(now - self.measured_at, MOMENT_S))
+            self.measured_at = now

@@ -1,0 +1,208 @@
+"""A shard's continuous batching on paper: the same steps as `cluster.batching`, many at a time.
+
+It plans as the Batcher does, over a real `BlockPool`, but knows tokens only by their number, and
+takes steps in runs: while the same sequences decode and the same prompt fills the rest of the
+budget, step follows step without a decision, and their times are an arithmetic series. A test holds
+it to the Batcher, step for step.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+
+from cluster.blocks import BlockPool
+from cluster.errors import LedgerBroken
+from cluster.messages import HeldRequest, ShardCapacity
+from cluster.simulate.costs import Device
+from cluster.simulate.runs import Draft, Outcome, Run, Sequence
+from cluster.simulate.workload import Offered
+
+
+class SimulatedEngine:
+    """Sequences, pages, and the run of steps in progress, if any."""
+
+    def __init__(self, device: Device, page_tokens: int) -> None:
+        self.pool = BlockPool(device.kv_tokens // page_tokens, page_tokens, prefix_caching=True)
+        self.capacity = ShardCapacity(
+            block_size=page_tokens,
+            total_pages=self.pool.num_blocks,
+            max_num_seqs=device.max_num_seqs,
+            max_model_len=self.pool.num_blocks * page_tokens,
+        )
+        self.run: Run | None = None
+        self.preemptions = 0
+        self._cost = device.cost
+        self._budget = device.max_batch_tokens
+        self._places = min(device.max_num_seqs, device.max_batch_tokens)
+        self._reserve = max(1, self.pool.num_blocks // 100)
+        self._page = page_tokens
+        self._arrivals = 0
+        self._running: list[Sequence] = []
+        self._waiting: list[Sequence] = []
+
+    def held(self) -> tuple[HeldRequest, ...]:
+        """All requests that are here."""
+        return tuple(
+            HeldRequest(one.request_id, one.offered.submission.prompt_tokens, one.computed, 1)
+            for one in (*self._running, *self._waiting)
+        )
+
+    def admit(self, offered: Offered) -> None:
+        """Take a request in; it joins a later step."""
+        prompt = offered.submission.prompt_tokens
+        hashes = list(offered.submission.page_hashes)
+        final = prompt + offered.output_tokens
+        self._waiting.append(Sequence(offered, self._arrivals, prompt, final, hashes))
+        self._arrivals += 1
+
+    def begin(self, now: float) -> Run | None:
+        """Plan the next steps up to the first that differs; None where there is no work."""
+        draft = Draft(self._budget)
+        decodes = [one for one in self._running if one.behind == 1]
+        prefills = [one for one in self._running if one.behind > 1]
+        for one in decodes:
+            if one.room and draft.budget:
+                draft.add(one, 1)
+            else:
+                self._draft_chunk(draft, one)
+        for one in prefills:
+            self._draft_chunk(draft, one)
+        while draft.budget and (started := self._start_next()):
+            self._draft_chunk(draft, started)
+        self.run = self._priced(draft, now) if draft.decodes or draft.chunks else None
+        return self.run
+
+    def shorten(self, now: float) -> None:
+        """Somebody came: where the next step has tokens left, the run ends with this one."""
+        run = self.run
+        if run is not None and not run.chunks:
+            run.steps = min(run.steps, run.steps_until(now))
+
+    def finish(self) -> Outcome:
+        """Enter what the run gave; most of it is decodes that neither end nor fill a page."""
+        run, self.run = self.run, None
+        outcome = Outcome()
+        if run is not None:
+            steps = run.steps
+            for one in run.decodes:
+                if one.started and one.room > steps < one.final - one.known:
+                    one.computed += steps
+                    one.known += steps
+                    one.room -= steps
+                else:
+                    self._advance(one, steps, outcome)
+            for one, count in run.chunks:
+                self._advance(one, steps * count, outcome)
+        return outcome
+
+    def verify(self) -> None:
+        """Raises LedgerBroken unless the pages in use are those of running sequences."""
+        self.pool.verify(one.blocks for one in self._running)
+        if any(one.blocks or one.running for one in self._waiting):
+            raise LedgerBroken("a waiting sequence holds pages")
+
+    def _draft_chunk(self, draft: Draft, one: Sequence) -> None:
+        """What budget and pages allow, preempting only where not one token fits."""
+        wanted = min(one.behind, draft.budget)
+        if not wanted or not one.running:
+            return
+        while not (count := self._fits(one, wanted)):
+            draft.alike = False
+            victim = self._newest_behind(one, draft)
+            if victim is None:
+                return
+            self._preempt(victim)
+        self._extend(one, count)
+        draft.add(one, count)
+
+    def _fits(self, one: Sequence, wanted: int) -> int:
+        if one.room >= wanted:
+            return wanted
+        return min(wanted, one.room + self.pool.available * self._page)
+
+    def _extend(self, one: Sequence, count: int) -> None:
+        lacking = -(-(count - one.room) // self._page)
+        if lacking > 0:
+            one.blocks += self.pool.allocate(lacking) or ()
+            one.room += lacking * self._page
+
+    def _newest_behind(self, one: Sequence, draft: Draft) -> Sequence | None:
+        for other in reversed(self._running):
+            if other is one:
+                return None
+            if not draft.holds(other):
+                return other
+        return None
+
+    def _preempt(self, victim: Sequence) -> None:
+        self._leave(victim)
+        victim.computed = 0
+        insort(self._waiting, victim, key=_order)
+        self.preemptions += 1
+
+    def _leave(self, one: Sequence) -> None:
+        self._running.remove(one)
+        one.running = False
+        self.pool.release(one.blocks)
+        one.blocks, one.room = [], 0
+
+    def _start_next(self) -> Sequence | None:
+        """Run the first that waits, if there are a place, its pages and, beside others, spare."""
+        if not self._waiting or len(self._running) >= self._places:
+            return None
+        one = self._waiting[0]
+        reserve = self._reserve if self._running else 0
+        prefix = self.pool.match(one.hashes[: (one.known - 1) // self._page])
+        missing = -(-one.known // self._page) - len(prefix)
+        if self.pool.available - self.pool.unreferenced(prefix) < missing + reserve:
+            return None
+        self.pool.take(prefix)
+        one.blocks, one.computed, one.running = prefix, len(prefix) * self._page, True
+        one.cached = one.computed if one.cached is None else one.cached
+        insort(self._running, self._waiting.pop(0), key=_order)
+        return one
+
+    def _priced(self, draft: Draft, now: float) -> Run:
+        steps = self._alike_steps(draft) if draft.alike else 1
+        prefill = sum(count for _, count in draft.chunks)
+        pairs = sum(count * (one.computed + (count + 1) / 2) for one, count in draft.chunks)
+        decodes, context = len(draft.decodes), sum([one.known for one in draft.decodes])
+        first_s = self._cost.step_s(prefill, pairs, decodes, context)
+        # Each decode reads one token more in the next step, each prompt token one chunk more.
+        next_s = self._cost.step_s(prefill, pairs + prefill * prefill, decodes, context + decodes)
+        return Run(now, draft.decodes, draft.chunks, steps, first_s, next_s - first_s)
+
+    def _alike_steps(self, draft: Draft) -> int:
+        """How many steps nobody ends, needs a page, or leaves tokens for somebody else.
+
+        A prompt that goes on after this step fills the budget, and gets the pages of all these
+        steps now: nobody else takes one meanwhile.
+        """
+        room = [min(one.final - one.known, one.room) for one in draft.decodes]
+        if not draft.chunks:
+            return min(room)
+        one, count = draft.chunks[0]
+        full = max((one.behind - 1) // count, 1)
+        steps = min([full, self._fits(one, full * count) // count, *room])
+        self._extend(one, steps * count)
+        return steps
+
+    def _advance(self, one: Sequence, count: int, outcome: Outcome) -> None:
+        first = one.computed // self._page
+        one.computed += count
+        one.room -= count
+        for index in range(first, one.computed // self._page):
+            self.pool.seal(one.blocks[index], one.page(index))
+        if one.computed < one.known:
+            return
+        one.known = one.computed + 1
+        if not one.started:
+            one.started = True
+            outcome.started.append(one)
+        if one.known >= one.final:
+            outcome.ended.append(one)
+            self._leave(one)
+
+
+def _order(one: Sequence) -> int:
+    return one.order

@@ -1,0 +1,103 @@
+"""Sequences on a simulated shard, and runs of its steps that are all alike."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from cluster.messages import PageHash
+from cluster.simulate.workload import Offered
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One request on a shard: `known` tokens of which `computed` have KV, as in `cluster.steps`.
+
+    It ends with `final` tokens known. Its pages have `room` for so many more tokens. `cached` is
+    what its first start found computed.
+    """
+
+    offered: Offered
+    order: int
+    known: int
+    final: int
+    hashes: list[PageHash]
+    computed: int = 0
+    room: int = 0
+    blocks: list[int] = field(default_factory=list)
+    cached: int | None = None
+    running: bool = False
+    started: bool = False
+
+    @property
+    def request_id(self) -> str:
+        return self.offered.submission.request_id
+
+    @property
+    def behind(self) -> int:
+        return self.known - self.computed
+
+    def page(self, index: int) -> PageHash:
+        """The hash of full page `index`; a page with output in it is like no other."""
+        while index >= len(self.hashes):
+            self.hashes.append(f"{self.request_id}:{len(self.hashes)}".encode())
+        return self.hashes[index]
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """`steps` steps alike: in each, `decodes` take a token and `chunks` their count of tokens.
+
+    Step `i` takes `first_s + i * growth_s`, since contexts grow by the same amount in each.
+    """
+
+    start_s: float
+    decodes: list[Sequence]
+    chunks: list[tuple[Sequence, int]]
+    steps: int
+    first_s: float
+    growth_s: float
+
+    @property
+    def end_s(self) -> float:
+        grown = self.growth_s * self.steps * (self.steps - 1) / 2
+        return self.start_s + self.first_s * self.steps + grown
+
+    def steps_until(self, now: float) -> int:
+        """How many steps it takes to reach `now`: the root of the sum of the series, rounded up."""
+        wait, half = now - self.start_s, self.growth_s / 2
+        slope = self.first_s - half
+        root = 2 * wait / (slope + math.sqrt(slope * slope + 4 * half * wait))
+        return max(1, math.ceil(root - 1e-9))
+
+
+@dataclass(slots=True, eq=False)
+class Draft:
+    """A run in the making; `budget` is how many tokens its steps may still hold.
+
+    It is `alike` as long as the next step could be the same as this one.
+    """
+
+    budget: int
+    decodes: list[Sequence] = field(default_factory=list)
+    chunks: list[tuple[Sequence, int]] = field(default_factory=list)
+    alike: bool = True
+
+    def add(self, one: Sequence, count: int) -> None:
+        self.budget -= count
+        if one.known - one.computed == 1:
+            self.decodes.append(one)
+            self.alike &= one.started
+        else:
+            self.chunks.append((one, count))
+
+    def holds(self, one: Sequence) -> bool:
+        return one in self.decodes or any(one is other for other, _ in self.chunks)
+
+
+@dataclass(slots=True, eq=False)
+class Outcome:
+    """Whose first token came at the end of a run, and who ended there."""
+
+    started: list[Sequence] = field(default_factory=list)
+    ended: list[Sequence] = field(default_factory=list)

@@ -1,0 +1,145 @@
+"""The shard on paper against the real Batcher: the same steps at the same times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.batching import Batcher
+from cluster.blocks import BlockPool, page_hashes
+from cluster.config import BatchingConfig
+from cluster.messages import Submission
+from cluster.simulate.costs import Device, StepCost
+from cluster.simulate.engine import SimulatedEngine
+from cluster.simulate.workload import MODEL, ROUTER, Offered
+from cluster.steps import StepPlan
+from tests.cluster.paged_memory import PagedMemory, assignment
+
+PAGE = 4
+COST = StepCost(fixed_ms=10.0, prefill_ms=1.0, decode_ms=0.5, context_ms=0.01, pair_ms=0.02)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A prompt of `own` tokens after the first `shared` of a common text, coming after `gap_s`."""
+
+    gap_s: float
+    shared: int
+    own: int
+    output: int
+
+    def prompt(self, number: int) -> tuple[int, ...]:
+        common = tuple(position * position % 11 for position in range(self.shared))
+        return (*common, *(20 + number for _ in range(self.own)))
+
+
+Times = dict[str, tuple[float, float, int]]
+"""First token, end, and cached tokens of each request."""
+
+jobs = st.lists(
+    st.builds(
+        Job,
+        # Not on a step's boundary, where who comes first is a matter of rounding.
+        gap_s=st.sampled_from([0.0, 0.0, 0.00123, 0.0371, 0.2417]),
+        shared=st.integers(0, 16),
+        own=st.integers(1, 20),
+        output=st.integers(1, 24),
+    ),
+    min_size=3,
+    max_size=12,
+)
+
+
+def arrivals(work: Iterable[Job]) -> list[tuple[float, str, Job, tuple[int, ...]]]:
+    now, found = 0.0, []
+    for number, job in enumerate(work):
+        now += job.gap_s
+        found.append((now, f"r{number}", job, job.prompt(number)))
+    return found
+
+
+def step_s(plan: StepPlan) -> float:
+    decodes = [c for c in plan.chunks if c.start + 1 == len(c.sequence.tokens)]
+    prefills = [c for c in plan.chunks if c.start + 1 < len(c.sequence.tokens)]
+    pairs = sum(c.count * (c.start + (c.count + 1) / 2) for c in prefills)
+    context = sum(len(c.sequence.tokens) for c in decodes)
+    return COST.step_s(sum(c.count for c in prefills), pairs, len(decodes), context)
+
+
+def real(work: list[Job], pages: int, seqs: int, budget: int) -> Times:
+    pool = BlockPool(pages, PAGE, prefix_caching=True)
+    config = BatchingConfig(max_num_seqs=seqs, max_batch_tokens=budget)
+    batcher, memory = Batcher(pool, config, pages * PAGE), PagedMemory(PAGE)
+    todo, now = arrivals(work), 0.0
+    times: Times = {}
+    while todo or batcher.has_work:
+        if not batcher.has_work:
+            now = max(now, todo[0][0])
+        while todo and todo[0][0] <= now:
+            _, name, job, prompt = todo.pop(0)
+            batcher.admit(assignment(name, prompt, job.output))
+        plan = batcher.plan()
+        assert plan is not None
+        now += step_s(plan)
+        for delta in batcher.settle(plan, memory.compute(plan)):
+            first, _, cached = times.get(delta.request_id, (now, now, delta.cached_tokens))
+            times[delta.request_id] = first, now, cached
+    return times
+
+
+def on_paper(work: list[Job], pages: int, seqs: int, budget: int) -> Times:
+    engine = SimulatedEngine(Device(COST, pages * PAGE, seqs, budget), PAGE)
+    todo, now = arrivals(work), 0.0
+    first: dict[str, float] = {}
+    times: Times = {}
+    while todo or engine.run:
+        if engine.run is None or (todo and todo[0][0] <= engine.run.end_s):
+            now, name, job, prompt = todo.pop(0)
+            engine.admit(offered(name, prompt, job.output))
+            engine.shorten(now)
+            # All that come at the same moment join the same step.
+            if engine.run is None and not (todo and todo[0][0] == now):
+                engine.begin(now)
+            continue
+        now = engine.run.end_s
+        outcome = engine.finish()
+        first.update({one.request_id: now for one in outcome.started})
+        for one in outcome.ended:
+            times[one.request_id] = first[one.request_id], now, one.cached or 0
+        engine.verify()
+        engine.begin(now)
+    return times
+
+
+def offered(name: str, prompt: tuple[int, ...], output: int) -> Offered:
+    hashes = page_hashes(prompt, PAGE, b"")
+    submission = Submission(name, ROUTER, MODEL, "t", "P1", len(prompt), output, 1, hashes)
+    return Offered(0.0, submission, output)
+
+
+@settings(deadline=None)
+@given(work=jobs, seqs=st.integers(1, 6), budget=st.integers(4, 40))
+def test_with_pages_to_spare_it_takes_the_batchers_steps(
+    work: list[Job], seqs: int, budget: int
+) -> None:
+    expected = real(work, 400, seqs, budget)
+
+    assert on_paper(work, 400, seqs, budget) == {
+        name: pytest.approx(times, abs=1e-9) for name, times in expected.items()
+    }
+
+
+@settings(max_examples=300, deadline=None)
+@given(work=jobs, seqs=st.integers(2, 6), budget=st.integers(4, 40), pages=st.integers(15, 25))
+def test_short_of_pages_it_evicts_and_preempts_as_the_batcher_does(
+    work: list[Job], seqs: int, budget: int, pages: int
+) -> None:
+    expected = real(work, pages, seqs, budget)
+
+    assert on_paper(work, pages, seqs, budget) == {
+        name: pytest.approx(times, abs=1e-9) for name, times in expected.items()
+    }

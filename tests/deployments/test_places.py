@@ -1,0 +1,44 @@
+"""A call that the idle cluster would not take is the caller's to make smaller, not to repeat."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from deployments.routes import create_app
+from tests.deployments.scripted import ScriptedTokens, saying
+from tests.deployments.world import COMPLETION, MODEL, make_gateway
+
+
+async def complete(folder: Path, prompts: int, n: int, **model: Any) -> httpx.Response:
+    """With 4 places in a shard and 2 requests that may wait."""
+    config: dict[str, Any] = {
+        "models": [{"name": MODEL, "batching": {"max_num_seqs": 4}, **model}],
+        "scheduling": {"max_queued": 2},
+    }
+    app = create_app(make_gateway(folder, ScriptedTokens(saying([65, 1])), **config))
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://shoal") as client:
+        body = {**COMPLETION, "prompt": ["a"] * prompts, "n": n}
+        return await client.post("/v1/completions", json=body)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "n", "shards"), [(6, 1, 1), (4, 2, 1), (3, 5, 1), (10, 1, 2), (6, 1, 0)]
+)
+async def test_as_many_prompts_as_run_and_wait_are_taken(
+    folder: Path, prompts: int, n: int, shards: int
+) -> None:
+    assert (await complete(folder, prompts, n, shards=shards)).status_code == 200
+    refused = await complete(folder, prompts + 1, n, shards=shards)
+    assert refused.status_code == 400
+    error = refused.json()["error"]
+    assert error["param"] == "prompt"
+    running = prompts - 2
+    assert error["message"] == (
+        f"`prompt`: {prompts + 1} prompts, of n = {n} choices each, are more"
+        f" than the {running} that run and the 2 that wait here at most"
+    )

@@ -1,0 +1,90 @@
+"""A compiled program computes what the model does, and takes its place between two steps."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from actors.engine.compiled import Wish, compile_model, load_program, program_wish
+from actors.engine.runner import Forward
+from tests.engine.driving import assignment, engine_of, random_prompt, request, run, tokens_of
+from tests.engine.families import FAMILIES, greedy, make
+
+QUICK = ("llama", "gemma2")
+"""Compiled in every run: the plainest, and the one with windows, soft-capping and four norms."""
+
+Compiled = tuple[str, Forward]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(family, marks=() if family in QUICK else pytest.mark.slow)
+        for family in FAMILIES
+    ],
+)
+def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+    """A family, and the program made of its tiny model."""
+    family: str = request.param
+    path = tmp_path_factory.mktemp("programs") / f"{family}.pt2"
+    compile_model(make(family), path)
+    return family, load_program(path)
+
+
+def test_its_greedy_output_is_the_models_own(compiled: Compiled) -> None:
+    family, program = compiled
+    source = random.Random(1)
+    prompts = {f"r{i}": random_prompt(source, source.choice([1, 2, 7, 19, 40])) for i in range(7)}
+    engine = engine_of(family, num_blocks=40, max_batch_tokens=16)
+    engine.adopt(program)
+    assert engine.stats().compiled
+    output = run(engine, [request(n, p) for n, p in prompts.items()], source)
+    for name, prompt in prompts.items():
+        assert tokens_of(output, name) == greedy(family, prompt, 12)
+
+
+def test_a_request_under_way_does_not_notice_the_change(compiled: Compiled) -> None:
+    family, program = compiled
+    prompt = random_prompt(random.Random(2), 21)
+    engine = engine_of(family)
+    engine.admit(assignment(request("r", prompt)))
+    before = [token for _ in range(5) for delta in engine.step() for token in delta.tokens]
+    engine.adopt(program)
+    after = tokens_of(run(engine, []), "r")
+    assert before + after == greedy(family, prompt, 12)
+
+
+def test_a_program_of_another_model_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    def zeros(tokens: Tensor, positions: Tensor, kept: Tensor, step: Tensor) -> Tensor:
+        return torch.zeros(len(kept), 300)
+
+    engine = engine_of("llama")
+    engine.adopt(zeros)
+    assert not engine.stats().compiled
+    assert "without the compiled program" in caplog.text
+    prompt = random_prompt(random.Random(3), 9)
+    assert tokens_of(run(engine, [request("r", prompt)]), "r") == greedy("llama", prompt, 12)
+
+
+def test_what_cannot_be_compiled_is_served_as_it_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    wish = Wish(tmp_path / "no-model-here", "float32", tmp_path / "programs" / "program.pt2")
+    assert wish.fulfil() is None
+    assert "could not be compiled" in caplog.text
+    assert [file.name for file in (tmp_path / "programs").iterdir()] == ["program.pt2.lock"]
+
+
+def test_a_broken_program_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "program.pt2"
+    path.write_bytes(b"half a file")
+    assert Wish(tmp_path, "float32", path).fulfil() is None
+    assert "cannot be loaded" in caplog.text
+
+
+def test_a_tiny_model_is_not_worth_a_compiler(tmp_path: Path) -> None:
+    assert program_wish(tmp_path, make("llama"), tmp_path) is None
