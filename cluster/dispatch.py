@@ -71,14 +71,15 @@ class Dispatch:
             refusal = self._turn_away(waiting, others_wait, now)
             if refusal is not None:
                 return refusal
-        self._books.tenants.reserve(submission, now)
+        if not submission.goes_on:  # it was paid for when it began
+            self._books.tenants.reserve(submission, now)
         gathers = self._gathers(submission.model, now)
         if not others_wait:
             may_run = not gathers and self._may_run(submission)
             lease = self._grant(waiting, now) if may_run else None
             if lease is not None:
                 return lease
-            if queues.is_full(submission.sla):
+            if queues.is_full(submission.sla) and not submission.goes_on:
                 return self._refuse(submission, RefusalKind.QUEUE_FULL, now)
             self.admission.backlogged(submission.model, now)
         queues.add(waiting)
@@ -88,6 +89,8 @@ class Dispatch:
     def _turn_away(self, waiting: Waiting, others_wait: bool, now: float) -> Refusal | None:
         """Why it may not even wait, if so: its budget, no place in the queue, no hope there."""
         submission = waiting.submission
+        if submission.goes_on:
+            return None
         refusal = self._budget_refusal(submission, now)
         if refusal is not None:
             self.accounts.refused(submission, refusal.kind, now)

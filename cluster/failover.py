@@ -98,18 +98,31 @@ class Recovery:
         self._silent_deaths = 0
 
     @property
+    def is_admitted(self) -> bool:
+        """Whether a shard was promised to it before."""
+        return self._admitted
+
+    @property
     def is_suspect(self) -> bool:
         return self._failed_steps + self._silent_deaths > 0
+
+    def deadline_s(self, now: float) -> float | None:
+        """Seconds that are left until the first token is late, None where it cannot be."""
+        if math.isinf(self._deadline_at):
+            return None
+        return max(0.0, self._deadline_at - now)
 
     def leased(self) -> None:
         """A shard has been promised: from here on the request is accepted, and has to be served."""
         self._admitted, self._proven = True, False
 
     def progressed(self) -> bool:
-        """A token came; whether it was the first of its lease."""
+        """A token came; whether it was the first of its lease. The deadline is that of the very
+        first, and met now."""
         if self._proven:
             return False
         self._proven = True
+        self._deadline_at = math.inf
         self._attempts = self._failed_steps = self._silent_deaths = 0
         self._failing_since = None
         return True

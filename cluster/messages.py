@@ -79,7 +79,8 @@ class Submission:
     """What the scheduler needs to know of a request: its measure, not its words.
 
     `router` names who is told the decision. `page_hashes` are those of the prompt's full pages.
-    `deadline_s` is how long from now the first output may take.
+    `deadline_s` is how long from now the first output may take. One that `goes_on` was served
+    before and lost its shard: no full queue and no budget turns it away.
     """
 
     request_id: str
@@ -92,6 +93,7 @@ class Submission:
     choices: int
     page_hashes: tuple[PageHash, ...]
     deadline_s: float | None = None
+    goes_on: bool = False
 
 
 @dataclass(frozen=True, slots=True)

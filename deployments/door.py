@@ -81,7 +81,6 @@ class _Flight:
     request: Request
     recovery: Recovery
     transcript: Transcript
-    deadline_at: float
     attempts: int = 0
     stream: TokenStream | None = None
 
@@ -90,8 +89,7 @@ class _Flight:
         may still hold the one before, and what a shard says of that one is heard by nobody."""
         number, self.attempts = self.attempts, self.attempts + 1
         name = f"{self.request.request_id}~{number}" if number else self.request.request_id
-        deadline_s = None if math.isinf(self.deadline_at) else max(0.0, self.deadline_at - now)
-        return replace(self.request, request_id=name, deadline_s=deadline_s)
+        return replace(self.request, request_id=name, deadline_s=self.recovery.deadline_s(now))
 
     def stop(self, choice: int) -> None:
         self.transcript.close(choice)
@@ -153,7 +151,7 @@ class Door:
     def _flight(self, request: Request, now: float) -> _Flight:
         deadline_at = math.inf if request.deadline_s is None else now + request.deadline_s
         recovery = Recovery(request.request_id, self._config, self._uniform, deadline_at)
-        return _Flight(request, recovery, Transcript(request.choices), deadline_at)
+        return _Flight(request, recovery, Transcript(request.choices))
 
     async def _pause(self, flight: _Flight, lost: ShoalError, now: float) -> None:
         pause_s = flight.recovery.pause_s(lost, now)
@@ -214,6 +212,7 @@ class Door:
             choices=len(flight.transcript),
             page_hashes=page_hashes(known, self._block_size[asked.model], salt),
             deadline_s=asked.deadline_s,
+            goes_on=flight.recovery.is_admitted,
         )
 
 

@@ -67,6 +67,10 @@ class Sea:
     def member(self, name: str) -> MemberStatus:
         return next(one for one in self.fleet.status().members if one.name == name)
 
+    async def says(self, words: str) -> bool:
+        """Whether that is what last went wrong with the first shard."""
+        return words in self.member("tiny/shard-0").message
+
     async def scheduler(self) -> SchedulerStats:
         stats: SchedulerStats = await self.actor("scheduler").stats.remote()
         return stats
@@ -224,7 +228,7 @@ async def test_a_shard_that_is_unwanted_while_it_is_buried_is_gone_and_can_come_
     await until(lambda: sea.knows(1))
 
 
-def test_the_patience_of_the_fleet_is_that_of_the_configuration() -> None:
+async def test_the_patience_of_the_fleet_is_that_of_the_configuration() -> None:
     timing = timing_of(SchedulingConfig(heartbeat_s=0.5, shard_timeout_s=4.0, step_timeout_s=60.0))
     patience = timing.patience
     assert (patience.ping_every_s, patience.ping_s, patience.step_s) == (0.5, 4.0, 60.0)
@@ -242,16 +246,13 @@ async def test_a_shard_that_is_stopped_or_whose_step_never_ends_is_killed_and_re
     await sea.actor("tiny/shard-0").__ray_call__.remote(wedge_next_step)
     with pytest.raises(StepFailed, match="stuck"):
         await sea.ask(first)
-    assert "its step has not ended for 1 s" in sea.member("tiny/shard-0").message
+    await until(lambda: sea.says("its step has not ended for 1 s"))
     await until(lambda: sea.knows(1))
     (second,) = await sea.shards()
     stopped = await pid_of(sea.actor("tiny/shard-0"))
     os.kill(stopped, signal.SIGSTOP)
 
-    async def noticed() -> bool:
-        return "it did not answer for 3 s" in sea.member("tiny/shard-0").message
-
-    await until(noticed)
+    await until(lambda: sea.says("it did not answer for 3 s"))
     await until(lambda: sea.knows(1))
     (third,) = await sea.shards()
     assert len({first, second, third}) == 3

@@ -207,6 +207,16 @@ def test_an_exhausted_budget_is_refused_until_the_time_it_says() -> None:
     assert isinstance(loaded.submit(tenant="poor"), Lease)
 
 
+def test_one_that_goes_on_is_turned_away_by_no_budget_and_no_full_queue() -> None:
+    poor = TenantConfig(name="poor", tokens_per_window=50)
+    loaded = Loaded(places=1, tenants=(poor,), max_queued=0)
+    assert isinstance(loaded.submit(tenant="poor"), Lease)
+    assert isinstance(loaded.submit(tenant="poor"), Refusal)
+    assert loaded.submit(tenant="poor", goes_on=True) is None
+    [lease] = loaded.end()
+    assert isinstance(lease, Lease)
+
+
 def test_a_class_without_burst_leaves_it_to_the_others() -> None:
     poor = TenantConfig(name="poor", tokens_per_window=50, burst_tokens=50)
     loaded = Loaded(tenants=(poor,))

@@ -118,6 +118,14 @@ def test_deaths_in_a_row_refuse_a_request_by_name(kind: type[ShardLost], limit: 
         made.pause_s(kind("it died"), 0.0)
 
 
+def test_the_deadline_is_that_of_the_first_token() -> None:
+    made = recovery(deadline_at=5.0)
+    assert made.deadline_s(now=2.0) == 3.0
+    made.progressed()
+    assert made.deadline_s(now=2.0) is None
+    assert lose(made, Displaced("drained"), now=6.0) > 0
+
+
 def test_a_token_from_the_next_shard_clears_a_suspect() -> None:
     made = recovery()
     lose(made, StepFailed("it died"))

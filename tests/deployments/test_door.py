@@ -163,6 +163,7 @@ async def test_what_is_out_counts_as_prompt_where_the_rest_is_placed() -> None:
     [_ async for _ in make_door(router, shards).generate(request())]
     submission = router.asked[-1]
     assert (submission.prompt_tokens, submission.max_tokens, submission.choices) == (12, 3, 1)
+    assert [one.goes_on for one in router.asked] == [False, True]
     assert submission.page_hashes == page_hashes((*range(10), 65, 65), 4, tenant_salt("acme"))
 
 
