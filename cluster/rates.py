@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-
 INSTANT_S = 1e-6
 """What happens within it tells nothing of a rate."""
 
