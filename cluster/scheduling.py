@@ -137,7 +137,7 @@ class SchedulerBrain:
         if report.full:
             self._books.index.drop(name)
             self._books.leases.reconcile(report, now)
-            self._dispatch.admission.served(report.shard.model)
+            self._dispatch.admission.served(report.shard.model, now)
         else:
             self._books.leases.settle(report, now)
         self._books.index.store(name, report.stored)

@@ -157,6 +157,28 @@ def test_a_request_that_would_wait_longer_than_its_class_may_is_refused_at_once(
     assert loaded.brain.stats().queued["P1"] < 100
 
 
+def test_waiting_for_the_first_shard_says_nothing_of_how_fast_it_is() -> None:
+    loaded = Loaded(not_ready_timeout_s=1000)
+    loaded.handle(ShardGone(REF))
+    for _ in range(30):
+        loaded.submit()
+    loaded.now += 60
+    loaded.report(full=True)
+    for _ in range(10):
+        loaded.now += 1
+        loaded.end()
+    forecast = loaded.brain.forecast(loaded.asked(), loaded.now)
+    assert forecast.wait_s == pytest.approx(16, abs=4)
+
+
+def test_a_first_request_that_waited_long_turns_nobody_away(loaded: Loaded) -> None:
+    for _ in range(5):
+        loaded.submit()
+    loaded.now += 60
+    loaded.end()
+    assert all(loaded.submit() is None for _ in range(100))
+
+
 def test_what_waited_as_long_as_its_class_may_is_refused(loaded: Loaded) -> None:
     for _ in range(5):
         loaded.submit()
