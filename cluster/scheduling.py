@@ -165,7 +165,7 @@ class SchedulerBrain:
         for shard in [s for s in self._books.leases.shards() if s.heard_at <= silent_since]:
             yield from self._shard_gone(shard.ref, now)
         self._books.leases.doubt_unclaimed(now)
-        for waiting in self._dispatch.expired(now):
+        for waiting in self._dispatch.expiries.due(now):
             yield from self._refuse_if_hopeless(waiting, now)
         for model in self._books.queues.models():
             if not len(self._books.leases.serving(model)):

@@ -262,7 +262,7 @@ def test_requests_that_come_and_go_leave_nothing_behind(loaded: Loaded) -> None:
         asked = loaded.asked()
         loaded.brain.handle(Submitted(asked), loaded.now)
         loaded.brain.handle(Withdrawn(asked.request_id), loaded.now)
-    assert len(loaded.brain._dispatch._expiries) < 100
+    assert len(loaded.brain._dispatch.expiries) < 100
 
 
 def test_stats_tell_waits_first_tokens_and_rejections_by_class_and_tenant(loaded: Loaded) -> None:
