@@ -18,6 +18,7 @@ from ray.exceptions import RayActorError, RayError
 from actors.naming import SCHEDULER, ActorAddress
 from actors.tasks import cancel_all, first_to_end
 from cluster.errors import NotReady, SchedulerLost
+from cluster.explanations import Explanation, Forecast
 from cluster.messages import Decision, DecisionBatch, Submission
 from cluster.stats import SchedulerStats
 
@@ -82,6 +83,14 @@ class SchedulerClient:
     async def stats(self) -> SchedulerStats:
         """The scheduler's books at this moment."""
         return await self._call(lambda scheduler: scheduler.stats.remote())
+
+    async def explain(self, request_id: str) -> Explanation | None:
+        """Why the request was last decided as it was; None where that is not remembered."""
+        return await self._call(lambda scheduler: scheduler.explain.remote(request_id))
+
+    async def forecast(self, submission: Submission) -> Forecast:
+        """What would become of it at this moment."""
+        return await self._call(lambda scheduler: scheduler.forecast.remote(submission))
 
     async def close(self) -> None:
         """Whoever waits is told SchedulerLost; no task is left."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 
 from cluster.config import SchedulingConfig
@@ -14,6 +15,9 @@ from cluster.routing import could_hold
 
 MIN_RETRY_AFTER_S = 1.0
 MAX_RETRY_AFTER_S = 60.0
+
+ENOUGH = 8
+"""Requests that have to come out of the queue before a prediction is made of how fast they do."""
 
 WORDS = {
     RefusalKind.QUEUE_FULL: "too many requests of class {0.sla} are waiting",
@@ -46,6 +50,7 @@ class Admission:
         self._config = config
         self._ahead = ahead
         self._rates: dict[str, BusyRate] = {}
+        self._measured: Counter[str] = Counter()
         self._measured_at: dict[str, float] = {}
         self._unserved_since: dict[str, float] = {}
 
@@ -59,22 +64,25 @@ class Admission:
         rate = self._rates.setdefault(model, BusyRate())
         rate.record(waiting.tokens, now - self._measured_at[model])
         self._measured_at[model] = now
+        self._measured[model] += 1
 
     def missed(self, model: str, now: float) -> None:
         """Somebody wants `model`, and no shard is there."""
         self._unserved_since.setdefault(model, now)
 
-    def served(self, model: str) -> None:
-        """A shard of `model` is there."""
-        self._unserved_since.pop(model, None)
+    def served(self, model: str, now: float) -> None:
+        """A shard of `model` is there. While there was none, nothing was to be measured."""
+        if self._unserved_since.pop(model, None) is not None:
+            self._measured_at[model] = now
 
     def wait_s(self, submission: Submission) -> float | None:
-        """How long a new request would wait, by Little's law; None where nothing is known."""
+        """How long a new request would wait, by Little's law; None where too little is known."""
         ahead = self._ahead(submission)
         if not ahead:
             return 0.0
-        rate = self._rates.get(submission.model)
-        per_second = rate.per_second if rate else None
+        if self._measured[submission.model] < ENOUGH:
+            return None
+        per_second = self._rates[submission.model].per_second
         return None if per_second is None else ahead / per_second
 
     def objection(self, waiting: Waiting, shards: ModelShards, now: float) -> RefusalKind | None:

@@ -155,6 +155,7 @@ class TenantConfig(Frozen):
     """What one tenant may use; what is not bounded here is bounded by the queue alone."""
 
     name: str = Field("", description="As in its keys; empty for `default_tenant`.")
+    default_class: str | None = Field(None, description="Of its requests that name none.")
     weight: float = Field(1.0, gt=0, description="Share of the tokens among tenants of a class.")
     tokens_per_window: int | None = Field(None, ge=1, description="Prompt and output tokens.")
     burst_tokens: int = Field(0, ge=0, description="On top, times the class's `burst_share`.")
@@ -254,6 +255,11 @@ class SchedulingConfig(Frozen):
         names = [tenant.name for tenant in self.tenants]
         if "" in names or len(set(names)) != len(names):
             raise ValueError(f"tenants need names that differ, got {names}")
+        classes = {sla.name for sla in self.classes} | {None}
+        tenants = (*self.tenants, self.default_tenant)
+        strangers = [t.default_class for t in tenants if t.default_class not in classes]
+        if strangers:
+            raise ValueError(f"default_class of a tenant must be a class, got {strangers}")
         return self
 
 

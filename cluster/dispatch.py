@@ -5,7 +5,6 @@ The brain says what has happened (`scheduling`), this what follows for those who
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,6 +14,7 @@ from cluster.admission import Admission
 from cluster.books import Books
 from cluster.config import SchedulingConfig
 from cluster.events import Tell
+from cluster.expiries import Expiries
 from cluster.explanations import Forecast
 from cluster.lanes import Waiting
 from cluster.messages import Decision, Lease, Reason, Refusal, RefusalKind, Submission
@@ -37,7 +37,7 @@ class Dispatch:
         self._books = books
         self._classes = {sla.name: sla for sla in config.classes}
         self._placer = Placer(config.placement)
-        self._expiries: list[tuple[float, str]] = []
+        self.expiries = Expiries(books.queues)
         self._windows: dict[str, GatheringWindow] = {}
         self.admission = Admission(config, books.queues.ahead)
         self.accounts = Accounts(config, books.queues, books.tenants)
@@ -83,7 +83,7 @@ class Dispatch:
                 return self._refuse(submission, RefusalKind.QUEUE_FULL, now)
             self.admission.backlogged(submission.model, now)
         queues.add(waiting)
-        self._note_expiry(waiting)
+        self.expiries.note(waiting)
         return None
 
     def _turn_away(self, waiting: Waiting, others_wait: bool, now: float) -> Refusal | None:
@@ -121,23 +121,7 @@ class Dispatch:
     def wake_at(self, now: float) -> float:
         """When something is due by time alone: a deadline, a timeout, the end of a window."""
         closing = [w.closes_at for w in self._windows.values() if w.holds(now)]
-        return min([*closing, self._expiries[0][0] if self._expiries else math.inf])
-
-    def expired(self, now: float) -> Iterator[Waiting]:
-        """Those in the queue whose time may be up."""
-        while self._expiries and self._expiries[0][0] <= now:
-            _, request_id = heapq.heappop(self._expiries)
-            waiting = self._books.queues.get(request_id)
-            if waiting is not None:
-                yield waiting
-
-    def _note_expiry(self, waiting: Waiting) -> None:
-        """What left the queue otherwise is swept out before it outnumbers what waits."""
-        if len(self._expiries) > 64 + 2 * len(self._books.queues):
-            waits = self._books.queues.get
-            self._expiries = [(at, key) for at, key in self._expiries if waits(key)]
-            heapq.heapify(self._expiries)
-        heapq.heappush(self._expiries, (waiting.expires_at, waiting.submission.request_id))
+        return min([*closing, self.expiries.next_at])
 
     def objection(self, waiting: Waiting, now: float) -> Refusal | None:
         """Why it can no longer be served, if so; then it does not wait any more."""

@@ -6,6 +6,7 @@
     |   |   +-- UnsupportedField    a field Shoal does not serve; names it
     |   |   +-- ContextTooLong      prompt (and output) exceed the context; says both lengths
     |   +-- NotAuthenticated        no key, or a key nobody knows
+    |   +-- NotRemembered           nothing is known any more of what was asked for
     |   +-- ModelNotFound           no model of that name is served
     |   +-- RequestTooLarge         the body exceeds the limit
     +-- CapacityError           the caller should come back later; carries retry_after_s
@@ -78,6 +79,10 @@ class ContextTooLong(InvalidRequest):
 
 class NotAuthenticated(RequestError):
     """No key, or a key nobody knows."""
+
+
+class NotRemembered(RequestError):
+    """Nothing is known, or nothing any more, of what was asked for."""
 
 
 class ModelNotFound(RequestError):

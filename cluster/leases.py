@@ -203,11 +203,15 @@ class LeaseBook:
             self.move(held.request_id, state)
 
     def _adopted(self, shard: ShardBook, held: HeldRequest, now: float) -> LeaseEntry:
-        """The lease that another life of the scheduler, or this one forgetting, must have made."""
+        """The lease that another life of the scheduler, or this one forgetting, must have made.
+
+        What that life charged is forgotten with it, so nothing can be given back here.
+        """
         missing = max(held.prompt_tokens - held.computed_tokens, 0)
         lease = Lease(held.request_id, self._epoch, shard.ref, 0, Reason(0.0, ()))
         load = Load(missing, shard.pages_of(missing) + held.choices, held.choices)
-        return LeaseEntry(lease, load, Bill(held.tenant, held.sla, now), now)
+        bill = Bill(held.tenant, held.sla, now, pages=shard.pages_of(held.prompt_tokens))
+        return LeaseEntry(lease, load, bill, now)
 
     def _enter(self, shard: ShardBook, entry: LeaseEntry, now: float) -> None:
         if not shard.prefill_tokens:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 
+INSTANT_S = 1e-6
+"""What happens within it tells nothing of a rate."""
+
 
 class BusyRate:
     """Tokens per second of busy time, the older weighing exponentially less.
@@ -27,5 +30,6 @@ class BusyRate:
 
     @property
     def per_second(self) -> float | None:
-        """None while nothing was measured."""
-        return self._tokens / self._busy_s if self._busy_s > 0 and self._tokens > 0 else None
+        """None while nothing was measured, or for no more than an instant."""
+        measured = self._busy_s > INSTANT_S and self._tokens > 0
+        return self._tokens / self._busy_s if measured else None

@@ -137,7 +137,7 @@ class SchedulerBrain:
         if report.full:
             self._books.index.drop(name)
             self._books.leases.reconcile(report, now)
-            self._dispatch.admission.served(report.shard.model)
+            self._dispatch.admission.served(report.shard.model, now)
         else:
             self._books.leases.settle(report, now)
         self._books.index.store(name, report.stored)
@@ -165,7 +165,7 @@ class SchedulerBrain:
         for shard in [s for s in self._books.leases.shards() if s.heard_at <= silent_since]:
             yield from self._shard_gone(shard.ref, now)
         self._books.leases.doubt_unclaimed(now)
-        for waiting in self._dispatch.expired(now):
+        for waiting in self._dispatch.expiries.due(now):
             yield from self._refuse_if_hopeless(waiting, now)
         for model in self._books.queues.models():
             if not len(self._books.leases.serving(model)):

@@ -199,21 +199,28 @@ class Door:
     def _submission(self, flight: _Flight, asked: Request, salt: bytes) -> Submission:
         """The measure of what is left: what is out counts as prompt, that of the longest choice,
         which is also the one whose pages may be cached somewhere."""
-        output = flight.transcript.longest()
-        known = asked.prompt + output
-        return Submission(
-            request_id=asked.request_id,
-            router="",  # the router signs when it passes the submission on
-            model=asked.model,
-            tenant=asked.tenant,
-            sla=asked.sla,
-            prompt_tokens=len(known),
-            max_tokens=asked.stopping.max_tokens - len(output),
-            choices=len(flight.transcript),
-            page_hashes=page_hashes(known, self._block_size[asked.model], salt),
-            deadline_s=asked.deadline_s,
-            goes_on=flight.recovery.is_admitted,
-        )
+        block_size = self._block_size[asked.model]
+        fresh = submission_of(asked, block_size, salt, flight.transcript.longest())
+        return replace(fresh, choices=len(flight.transcript), goes_on=flight.recovery.is_admitted)
+
+
+def submission_of(
+    request: Request, block_size: int, salt: bytes, output: tuple[int, ...] = ()
+) -> Submission:
+    """The measure of a request of which `output` is there already, in pages of `block_size`."""
+    known = request.prompt + output
+    return Submission(
+        request_id=request.request_id,
+        router="",  # the router signs when it passes the submission on
+        model=request.model,
+        tenant=request.tenant,
+        sla=request.sla,
+        prompt_tokens=len(known),
+        max_tokens=request.stopping.max_tokens - len(output),
+        choices=request.choices,
+        page_hashes=page_hashes(known, block_size, salt),
+        deadline_s=request.deadline_s,
+    )
 
 
 def _refused(refusal: Refusal) -> ShoalError:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from cluster.config import ShoalConfig
-from cluster.messages import FinishReason
+from cluster.explanations import Explanation, Forecast
+from cluster.messages import FinishReason, Submission
 from cluster.stats import ClusterStats
 from cluster.topology import Topology
 from deployments.auth import ApiKeys
@@ -25,14 +26,16 @@ class Outside:
     """What the gateway is given of the world: the cluster, the clock and chance.
 
     `obstacles` says in words what keeps requests from being answered now, and nothing when they
-    would be; `stats` reads the cluster's books, `topology` asks its nodes what they are; `now` is
-    seconds since the epoch.
+    would be; `stats` reads the cluster's books, `topology` asks its nodes what they are; `explain`
+    and `forecast` ask the scheduler why; `now` is seconds since the epoch.
     """
 
     source: TokenSource
     obstacles: Callable[[], Awaitable[tuple[str, ...]]]
     stats: Callable[[], Awaitable[ClusterStats]]
     topology: Callable[[], Awaitable[Topology]]
+    explain: Callable[[str], Awaitable[Explanation | None]]
+    forecast: Callable[[Submission], Awaitable[Forecast]]
     now: Callable[[], float]
     random: Random
 

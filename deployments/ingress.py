@@ -44,7 +44,14 @@ class Ingress(Gateway):
         self._router = RouterHandle(router)
         self._door = Door(self._router, channels, config, chance.random)
         outside = Outside(
-            self._door, self._obstacles, self._router.stats, survey, now=time.time, random=chance
+            self._door,
+            self._obstacles,
+            self._router.stats,
+            survey,
+            self._router.explain,
+            self._router.forecast,
+            now=time.time,
+            random=chance,
         )
         super().__init__(config, models, keys, outside)
 

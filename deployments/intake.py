@@ -44,6 +44,11 @@ class Intake:
         self._random = random
         self.models = {model.name: model for model in models}
         classes = config.scheduling.classes
+        scheduling = config.scheduling
+        self._default_class = scheduling.default_tenant.default_class or scheduling.default_class
+        self._tenant_classes = {
+            each.name: each.default_class for each in scheduling.tenants if each.default_class
+        }
         self._classes = {tier: sla.name for sla in classes for tier in (*sla.tiers, sla.name)}
         self._configured = {model.name: model for model in config.models}
 
@@ -94,7 +99,7 @@ class Intake:
             request_id=request_id,
             model=ask.model.name,
             tenant=ask.tenant,
-            sla=self._sla(ask.body.service_tier),
+            sla=self._sla(ask.body.service_tier, ask.tenant),
             prompt=tuple(prompt),
             sampling=_sampling(ask.body, self._seed(ask.body)),
             stopping=_stopping(ask, len(prompt)),
@@ -115,7 +120,7 @@ class Intake:
         _at_most(alternatives, body.alternatives or 0, limits.max_logprobs)
         ask.model.check_ids(body.stop_token_ids, "stop_token_ids")
         ask.model.check_ids(map(int, body.logit_bias), "logit_bias")
-        self._sla(body.service_tier)
+        self._sla(body.service_tier, ask.tenant)
         self._require_places(ask, prompts)
 
     def _require_places(self, ask: _Ask, prompts: int) -> None:
@@ -129,9 +134,10 @@ class Intake:
                 ask.field,
             )
 
-    def _sla(self, tier: str | None) -> str:
+    def _sla(self, tier: str | None, tenant: str) -> str:
+        """The class that the request names, else its tenant's, else everybody's."""
         if tier is None:
-            return self._config.scheduling.default_class
+            return self._tenant_classes.get(tenant, self._default_class)
         if tier not in self._classes:
             allowed = ", ".join(self._classes)
             raise InvalidRequest(f"`service_tier` may be {allowed} (got {tier!r})", "service_tier")

@@ -19,6 +19,7 @@ from actors.naming import ActorAddress
 from actors.scheduler_client import SchedulerClient
 from cluster.config import ShoalConfig
 from cluster.errors import ModelNotFound, NotReady, SchedulerLost
+from cluster.explanations import Explanation, Forecast
 from cluster.messages import Decision, ShardRef, Submission
 from cluster.stats import ClusterStats, ShardStats
 
@@ -54,6 +55,14 @@ class Router:
         scheduler = await self._scheduler.stats()
         answers = await asyncio.gather(*map(self._shard_stats, scheduler.shards))
         return ClusterStats(scheduler, tuple(stats for stats in answers if stats is not None))
+
+    async def explain(self, request_id: str) -> Explanation | None:
+        """Why the request was last decided as it was; None where that is not remembered."""
+        return await self._scheduler.explain(request_id)
+
+    async def forecast(self, submission: Submission) -> Forecast:
+        """What would become of it at this moment; nothing is changed by asking."""
+        return await self._scheduler.forecast(replace(submission, router=self._name))
 
     async def _shard_stats(self, shard: ShardRef) -> ShardStats | None:
         try:
@@ -97,6 +106,16 @@ class RouterHandle:
         """See `Router.stats`."""
         stats: ClusterStats = await self._handle.stats.remote()
         return stats
+
+    async def explain(self, request_id: str) -> Explanation | None:
+        """See `Router.explain`."""
+        explanation: Explanation | None = await self._handle.explain.remote(request_id)
+        return explanation
+
+    async def forecast(self, submission: Submission) -> Forecast:
+        """See `Router.forecast`."""
+        forecast: Forecast = await self._handle.forecast.remote(submission)
+        return forecast
 
     async def obstacles(self) -> tuple[str, ...]:
         """See `Router.obstacles`."""

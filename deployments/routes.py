@@ -24,6 +24,7 @@ from cluster.plain import to_json
 from deployments.bodies import JsonRoute
 from deployments.body_limit import BodyLimit, TooLarge, too_large
 from deployments.doorkeeper import TENANT, Doorkeeper
+from deployments.explaining import add_explanations
 from deployments.faults import error_body, error_response, fault_response, refuse, verdict
 from deployments.gateway import Gateway, usage_of
 from deployments.intake import Call
@@ -66,6 +67,7 @@ def create_app(gateway: Gateway) -> FastAPI:
     _add_browsers(app, gateway.config.gateway)
     _add_error_handlers(app)
     _add_operations(app, gateway)
+    add_explanations(app, gateway)
     _add_models(app, gateway)
     _add_generation(app, gateway)
     return app

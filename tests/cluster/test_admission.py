@@ -27,7 +27,11 @@ def test_what_was_long_ago_weighs_little() -> None:
 
 
 def test_nothing_measured_is_no_rate() -> None:
-    assert BusyRate().per_second is None
+    rate = BusyRate()
+    assert rate.per_second is None
+    for _ in range(3):
+        rate.record(10, 1e-300)
+    assert rate.per_second is None
 
 
 def test_retry_after_is_when_those_ahead_will_have_left() -> None:

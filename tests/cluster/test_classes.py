@@ -9,9 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from cluster.config import SchedulingConfig, SlaClass, TenantConfig
-from cluster.events import Event, Reported, ShardGone, Submitted, Tell, Ticked
+from cluster.events import Event, Reported, ShardGone, Submitted, Tell, Ticked, Withdrawn
 from cluster.messages import (
     Decision,
+    HeldRequest,
     Lease,
     Refusal,
     RefusalKind,
@@ -157,6 +158,28 @@ def test_a_request_that_would_wait_longer_than_its_class_may_is_refused_at_once(
     assert loaded.brain.stats().queued["P1"] < 100
 
 
+def test_waiting_for_the_first_shard_says_nothing_of_how_fast_it_is() -> None:
+    loaded = Loaded(not_ready_timeout_s=1000)
+    loaded.handle(ShardGone(REF))
+    for _ in range(30):
+        loaded.submit()
+    loaded.now += 60
+    loaded.report(full=True)
+    for _ in range(10):
+        loaded.now += 1
+        loaded.end()
+    forecast = loaded.brain.forecast(loaded.asked(), loaded.now)
+    assert forecast.wait_s == pytest.approx(16, abs=4)
+
+
+def test_a_first_request_that_waited_long_turns_nobody_away(loaded: Loaded) -> None:
+    for _ in range(5):
+        loaded.submit()
+    loaded.now += 60
+    loaded.end()
+    assert all(loaded.submit() is None for _ in range(100))
+
+
 def test_what_waited_as_long_as_its_class_may_is_refused(loaded: Loaded) -> None:
     for _ in range(5):
         loaded.submit()
@@ -231,6 +254,25 @@ def test_output_that_was_not_produced_is_not_spent() -> None:
     for _ in range(2):
         assert isinstance(loaded.submit(tenant="poor", prompt_tokens=10, max_tokens=90), Lease)
         loaded.end(output=2)
+
+
+def test_a_tenant_stays_at_its_limit_when_the_scheduler_is_a_new_one() -> None:
+    narrow = (TenantConfig(name="narrow", max_concurrency=1),)
+    held = HeldRequest("old", 40, 40, 1, tenant="narrow", sla="P1")
+    loaded = Loaded(tenants=narrow)
+    loaded.report(full=True, held=(held,))
+    assert loaded.submit(tenant="narrow") is None
+    assert len(loaded.report(ended=("old",), produced=(5,))) == 1
+
+
+def test_requests_that_come_and_go_leave_nothing_behind(loaded: Loaded) -> None:
+    for _ in range(4):
+        loaded.submit()
+    for _ in range(2000):
+        asked = loaded.asked()
+        loaded.brain.handle(Submitted(asked), loaded.now)
+        loaded.brain.handle(Withdrawn(asked.request_id), loaded.now)
+    assert len(loaded.brain._dispatch.expiries) < 100
 
 
 def test_stats_tell_waits_first_tokens_and_rejections_by_class_and_tenant(loaded: Loaded) -> None:

@@ -51,9 +51,9 @@ def test_a_forecast_tells_the_shards_it_would_choose_from() -> None:
 
 def test_a_forecast_tells_how_long_it_would_wait() -> None:
     loaded = Loaded(places=1)
-    for _ in range(8):
+    for _ in range(12):
         loaded.submit()
-    for _ in range(4):
+    for _ in range(8):
         loaded.now += 1
         loaded.end()
     forecast = loaded.brain.forecast(loaded.asked(), loaded.now)

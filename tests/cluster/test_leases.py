@@ -133,9 +133,10 @@ def test_what_starts_and_ends_while_a_full_report_is_drawn_up_is_not_missed(
 
 
 def test_what_a_shard_holds_is_adopted_with_what_is_left_of_its_prompt(book: LeaseBook) -> None:
-    held = HeldRequest("a", prompt_tokens=100, computed_tokens=60, choices=2)
+    held = HeldRequest("a", prompt_tokens=100, computed_tokens=60, choices=2, tenant="t")
     book.reconcile(report(2, held=(held,), full=True), now=1.0)
     assert state(book) is LeaseState.CLAIMED
+    assert (book.holding("t").requests, book.holding("t").pages) == (1, 7)
     assert weight(book) == (40, 3 + 2, 2)
 
 

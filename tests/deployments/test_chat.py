@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cluster.messages import FinishReason, Request, TokenDelta, TokenLogprob
-from tests.deployments.scripted import saying
-from tests.deployments.world import NOW, World, contents, read_events
+from deployments.handle import GenerateRequest
+from tests.deployments.scripted import ScriptedTokens, saying
+from tests.deployments.world import MODEL, NOW, World, contents, make_gateway, read_events
 
 PARIS = "The capital of France is Paris."
 
@@ -180,6 +182,15 @@ async def test_service_tiers_and_class_names_choose_the_class(
 ) -> None:
     await world.chat(service_tier=tier)
     assert world.asked.sla == sla
+
+
+async def test_a_request_that_names_no_class_is_in_its_tenants(folder: Path) -> None:
+    tenants = [{"name": "batch", "default_class": "P2"}]
+    source = ScriptedTokens(saying([65, 1]))
+    gateway = make_gateway(folder, source, scheduling={"tenants": tenants})
+    for tenant in ("batch", "other"):
+        await gateway.generate(GenerateRequest(model=MODEL, prompt="One fish,", tenant=tenant))
+    assert [request.sla for request in source.requests] == ["P2", "P1"]
 
 
 async def test_fields_without_effect_are_accepted(world: World) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cluster.plain import from_json
 from cluster.topology import Topology
-from tests.deployments.world import MODEL, NOW, World
+from tests.deployments.world import CHAT, MODEL, NOW, World
 
 
 async def test_health_is_about_being_alive(world: World) -> None:
@@ -31,6 +31,33 @@ async def test_the_topology_is_told_as_data(world: World) -> None:
     assert from_json(Topology, answer.text).nodes[0].cpus == (0, 1)
 
 
+async def test_a_decision_is_explained_by_the_id_of_its_answer(world: World) -> None:
+    for request_id in ("chatcmpl-1-0", "chatcmpl-1"):
+        answer = await world.client.get(f"/admin/scheduler/explain/{request_id}")
+        explanation = answer.json()
+        assert explanation["ago_s"] == 2.0
+        assert explanation["decision"]["kind"] == "queue_full"
+
+
+async def test_a_decision_that_nobody_remembers_is_not_found(world: World) -> None:
+    answer = await world.client.get("/admin/scheduler/explain/chatcmpl-2")
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "not_found"
+
+
+async def test_a_dry_run_tells_what_would_become_of_a_chat(world: World) -> None:
+    answer = await world.client.post("/admin/scheduler/explain", json=CHAT)
+    forecast = answer.json()
+    assert forecast["ahead_tokens"] > 0
+    assert (forecast["refusal"], forecast["candidates"]) == (None, [])
+    assert world.source.requests == []
+
+
+async def test_a_dry_run_checks_the_body_as_the_real_one(world: World) -> None:
+    answer = await world.client.post("/admin/scheduler/explain", json={**CHAT, "model": "nemo"})
+    assert answer.status_code == 404
+
+
 async def test_models_are_listed(world: World) -> None:
     card = {"id": MODEL, "object": "model", "created": NOW, "owned_by": "shoal"}
     assert (await world.client.get("/v1/models")).json() == {"object": "list", "data": [card]}
@@ -46,6 +73,8 @@ async def test_the_api_is_documented(world: World) -> None:
         "/ready",
         "/admin/stats",
         "/admin/topology",
+        "/admin/scheduler/explain",
+        "/admin/scheduler/explain/{request_id}",
         "/v1/models",
         "/v1/models/{name}",
         "/v1/chat/completions",

@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 
 from cluster.config import ModelConfig, parse_config
-from cluster.messages import Request
+from cluster.explanations import Explanation, Forecast
+from cluster.messages import Refusal, RefusalKind, Request, Submission
 from cluster.stats import ClusterStats, SchedulerStats
 from cluster.topology import Node, NumaNode, Topology
 from deployments.auth import ApiKeys
@@ -23,6 +24,7 @@ from tests.deployments.scripted import Script, ScriptedTokens
 
 MODEL = "shoal/tiny"
 NOW = 1_700_000_000
+REFUSED = Refusal("chatcmpl-1-0", RefusalKind.QUEUE_FULL, "too many are waiting", 3.0)
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Where?"}]}
 COMPLETION: dict[str, Any] = {"model": MODEL, "prompt": "One fish,"}
 
@@ -44,7 +46,22 @@ def make_gateway(
     async def topology() -> Topology:
         return Topology((Node("here", (NumaNode(0, (0, 1), 2**34),)),))
 
-    outside = Outside(source, obstacles, stats, topology, now=lambda: NOW + 0.5, random=Random(7))
+    async def explain(request_id: str) -> Explanation | None:
+        return Explanation(REFUSED, ago_s=2.0) if request_id == REFUSED.request_id else None
+
+    async def forecast(submission: Submission) -> Forecast:
+        return Forecast(None, 0.0, float(submission.prompt_tokens), ())
+
+    outside = Outside(
+        source,
+        obstacles,
+        stats,
+        topology,
+        explain,
+        forecast,
+        now=lambda: NOW + 0.5,
+        random=Random(7),
+    )
     return Gateway(parse_config(config), [model], keys or ApiKeys({}), outside)
 
 
