@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -20,12 +20,14 @@ from cluster.messages import ShardRef
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Seconds: until a place is found missing, between pings, for one, for a step, for a shard to
-    let its requests go, for a death."""
+    """Seconds: until a place is found missing, between pings, for one, for one while a shard loads
+    (which may keep it from answering), for a step, for a shard to let its requests go, for a death.
+    """
 
     place_s: float = 20.0
     ping_every_s: float = 1.0
     ping_s: float = 10.0
+    load_ping_s: float = 60.0
     step_s: float = 120.0
     drain_s: float = 2.0
     death_s: float = 10.0
@@ -50,7 +52,8 @@ async def live(life: Life, patience: Patience, tell: Listener) -> None:
     await _placed(life, patience, tell)
     tell(Event.PLACED, "")
     if life.shard is not None:
-        await _loaded(life)
+        loading = replace(patience, ping_s=patience.load_ping_s)
+        await first_to_end(_loaded(life), _progress(life.handle, loading))
     tell(Event.LOADED, "")
     await first_to_end(_death(life.handle), _progress(life.handle, patience))
 

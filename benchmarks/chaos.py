@@ -177,6 +177,8 @@ class Chaos:
             name = shard_name(MODEL, self._chance.randrange(self._shards))
         with contextlib.suppress(TimeoutError):  # of one that is stopped already
             async with asyncio.timeout(1.0):
+                if kind == "stopped shard" and not await self._application.serves(name):
+                    return []  # one that is stopped while it loads is missed later
                 pid = await self._application.pid(name)
                 return [pid] if pid is not None else []
         return []

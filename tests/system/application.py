@@ -73,6 +73,14 @@ class Application:
         except (ValueError, ray.exceptions.RayError):
             return False
 
+    async def serves(self, name: str) -> bool:
+        """Whether the scheduler knows a shard by that name."""
+        try:
+            known = (await self.scheduler_stats()).shards
+        except (ValueError, ray.exceptions.RayError):
+            return False
+        return any(ref.shard == name for ref in known)
+
     async def pid(self, name: str) -> int | None:
         """The process of whoever bears the name now; None where nobody answers to it."""
         try:
