@@ -12,7 +12,7 @@ from actors.lives import Life
 from actors.naming import SCHEDULER
 from actors.scheduler import BatchScheduler
 from actors.shard import KVShard, ShardSpec
-from cluster.config import SchedulingConfig
+from cluster.scheduling_config import SchedulingConfig
 
 MAX_CONCURRENCY = 10_000
 """Calls at once: every long poll, and room for control calls beside them."""

@@ -26,9 +26,10 @@ from actors.reporting import ReportTiming
 from actors.shard import ShardSpec, ShardTiming
 from actors.sharing import Machines, Share, fair_share, machines
 from actors.tasks import cancel_all
-from cluster.config import ModelConfig, SchedulingConfig, ShoalConfig
+from cluster.config import ModelConfig, ShoalConfig
 from cluster.errors import ModelNotFound
 from cluster.messages import ShardRef
+from cluster.scheduling_config import SchedulingConfig
 
 logger = logging.getLogger(__name__)
 

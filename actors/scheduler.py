@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from cluster.config import SchedulingConfig
 from cluster.events import (
     Acknowledge,
     Event,
@@ -32,6 +31,7 @@ from cluster.messages import (
     Submission,
 )
 from cluster.scheduling import SchedulerBrain
+from cluster.scheduling_config import SchedulingConfig
 from cluster.stats import SchedulerStats
 
 IDLE_TICK_S = 0.5

@@ -17,10 +17,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from cluster.config import PlacementConfig, SchedulingConfig
 from cluster.events import Instruction, Reported, Submitted, Tell
 from cluster.messages import Lease, PageHash, ShardCapacity, ShardRef, ShardReport, Submission
 from cluster.scheduling import SchedulerBrain
+from cluster.scheduling_config import PlacementConfig, SchedulingConfig
 
 CAPACITY = ShardCapacity(block_size=16, total_pages=4096, max_num_seqs=64, max_model_len=8192)
 PROMPT_TOKENS = 512

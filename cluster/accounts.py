@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-from cluster.config import SchedulingConfig
 from cluster.lanes import Waiting
 from cluster.measures import RecentSeconds
 from cluster.messages import RefusalKind, Submission
 from cluster.queues import FairQueues
 from cluster.routing import Placement
+from cluster.scheduling_config import SchedulingConfig
 from cluster.shard_books import Bill, LeaseEntry, LeaseState
 from cluster.stats import ClassStats
 from cluster.tenants import Tenants

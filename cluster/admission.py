@@ -6,12 +6,12 @@ import math
 from collections import Counter
 from collections.abc import Callable
 
-from cluster.config import SchedulingConfig
 from cluster.lanes import Waiting
 from cluster.loads import ModelShards
 from cluster.messages import Refusal, RefusalKind, Submission
 from cluster.rates import BusyRate
 from cluster.routing import could_hold
+from cluster.scheduling_config import SchedulingConfig
 
 MIN_RETRY_AFTER_S = 1.0
 MAX_RETRY_AFTER_S = 60.0

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from cluster.config import SchedulingConfig
 from cluster.errors import LedgerBroken
 from cluster.leases import LeaseBook
 from cluster.prefixes import PrefixIndex
 from cluster.queues import FairQueues
+from cluster.scheduling_config import SchedulingConfig
 from cluster.tenants import Tenants
 
 

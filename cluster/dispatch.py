@@ -12,13 +12,13 @@ from dataclasses import replace
 from cluster.accounts import Accounts
 from cluster.admission import Admission
 from cluster.books import Books
-from cluster.config import SchedulingConfig
 from cluster.events import Tell
 from cluster.expiries import Expiries
 from cluster.explanations import Forecast
 from cluster.lanes import Waiting
 from cluster.messages import Decision, Lease, Reason, Refusal, RefusalKind, Submission
 from cluster.routing import Placer
+from cluster.scheduling_config import SchedulingConfig
 from cluster.shard_books import LeaseState
 from cluster.windows import GatheringWindow
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from cluster.config import PlacementConfig
 from cluster.errors import IllegalTransition, LedgerBroken
 from cluster.loads import ModelShards
 from cluster.messages import HeldRequest, Lease, Reason, ShardRef, ShardReport
+from cluster.scheduling_config import PlacementConfig
 from cluster.shard_books import (
     OVER,
     TRANSITIONS,

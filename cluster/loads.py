@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from cluster.config import PlacementConfig
 from cluster.errors import LedgerBroken
+from cluster.scheduling_config import PlacementConfig
 from cluster.shard_books import ShardBook
 
 ENDLESS = 1 << 62

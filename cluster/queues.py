@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from cluster.config import SlaClass
 from cluster.errors import LedgerBroken
 from cluster.fairness import FairClock
 from cluster.lanes import Lane, Waiting
 from cluster.messages import Submission
+from cluster.scheduling_config import SlaClass
 
 
 class ModelQueue:

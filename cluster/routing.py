@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from cluster.config import PlacementConfig
 from cluster.loads import ModelShards, ShardView
 from cluster.messages import Candidate, Submission
 from cluster.prefixes import Match
+from cluster.scheduling_config import PlacementConfig
 from cluster.shard_books import Load, ShardBook
 
 EXPLAINED = 3

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator
 
 from cluster.books import Books
-from cluster.config import SchedulingConfig
 from cluster.dispatch import Dispatch
 from cluster.events import (
     Acknowledge,
@@ -27,6 +26,7 @@ from cluster.events import (
 from cluster.explanations import DecisionLog, Explanation, Forecast
 from cluster.lanes import Waiting
 from cluster.messages import ReportAck, ShardRef, ShardReport, Submission
+from cluster.scheduling_config import SchedulingConfig
 from cluster.shard_books import LeaseState
 from cluster.stats import ClassStats, SchedulerStats, TenantStats
 

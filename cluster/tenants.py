@@ -6,10 +6,10 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from cluster.config import SchedulingConfig, TenantConfig
 from cluster.errors import LedgerBroken
 from cluster.fairness import OutputEstimate
 from cluster.messages import Submission
+from cluster.scheduling_config import SchedulingConfig, TenantConfig
 from cluster.stats import Usage
 
 PARTS = 60

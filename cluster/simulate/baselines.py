@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from cluster.config import SchedulingConfig
 from cluster.errors import LedgerBroken
 from cluster.events import Acknowledge, Event, Instruction, Reported, Submitted, Tell
 from cluster.messages import (
@@ -27,6 +26,7 @@ from cluster.messages import (
     Submission,
 )
 from cluster.prefixes import PrefixIndex
+from cluster.scheduling_config import SchedulingConfig
 
 EPOCH = 1
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from cluster.config import SchedulingConfig
+from cluster.scheduling_config import SchedulingConfig
 from cluster.simulate.capacity import Capacity, study_capacity
 from cluster.simulate.costs import DEVICES, read_device
 from cluster.simulate.experiment import POLICIES, Experiment

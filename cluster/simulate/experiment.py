@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from cluster.config import SchedulingConfig
 from cluster.scheduling import SchedulerBrain
+from cluster.scheduling_config import SchedulingConfig
 from cluster.simulate.baselines import LeastLoaded, LeastRequests, PrefixOnly, RoundRobin
 from cluster.simulate.costs import Device
 from cluster.simulate.figures import (

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cluster.config import SlaClass
+from cluster.scheduling_config import SlaClass
 from cluster.simulate.simulation import Story
 
 QUANTILES = (0.5, 0.95, 0.99)

@@ -18,9 +18,10 @@ from actors.channel import Channels
 from actors.fleet import Fleet, FleetTiming, MemberStatus, timing_of
 from actors.lifecycle import Backoff, State
 from actors.lives import Patience
-from cluster.config import ModelConfig, ResourcesConfig, SchedulingConfig, ShoalConfig
+from cluster.config import ModelConfig, ResourcesConfig, ShoalConfig
 from cluster.errors import Displaced, ModelNotFound, ShardLost, StepFailed
 from cluster.messages import ShardRef
+from cluster.scheduling_config import SchedulingConfig
 from cluster.stats import SchedulerStats
 from tests.actors.living import (
     TIMING,

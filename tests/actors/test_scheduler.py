@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 import pytest
 
 from actors.scheduler import BatchScheduler
-from cluster.config import SchedulingConfig
 from cluster.messages import (
     Decision,
     DecisionBatch,
@@ -19,6 +18,7 @@ from cluster.messages import (
     ShardReport,
     Submission,
 )
+from cluster.scheduling_config import SchedulingConfig
 
 CAPACITY = ShardCapacity(block_size=16, total_pages=64, max_num_seqs=1, max_model_len=512)
 SHARD = ShardRef("shard-0", "m", "shard-0", "life-1")

@@ -15,9 +15,9 @@ from actors.creation import create_scheduler
 from actors.naming import SCHEDULER
 from actors.scheduler import BatchScheduler
 from actors.scheduler_client import SchedulerClient
-from cluster.config import SchedulingConfig
 from cluster.errors import SchedulerLost
 from cluster.messages import Decision, Lease, ShardCapacity, ShardRef, ShardReport, Submission
+from cluster.scheduling_config import SchedulingConfig
 from cluster.stats import SchedulerStats
 from tests.actors.living import ray_session, until
 

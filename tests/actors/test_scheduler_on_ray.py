@@ -11,8 +11,8 @@ import pytest
 import ray
 
 from actors.scheduler import BatchScheduler
-from cluster.config import SchedulingConfig
 from cluster.messages import Lease, ShardCapacity, ShardRef, ShardReport, Submission
+from cluster.scheduling_config import SchedulingConfig
 
 ROOT = Path(__file__).parents[2]
 CAPACITY = ShardCapacity(block_size=16, total_pages=64, max_num_seqs=1, max_model_len=512)

@@ -16,7 +16,7 @@ from ray.exceptions import ActorDiedError, RayTaskError
 
 from actors.creation import create_scheduler, create_shard, new_incarnation
 from actors.shard import ShardSpec
-from cluster.config import ModelConfig, SchedulingConfig
+from cluster.config import ModelConfig
 from cluster.errors import ModelUnavailable, ShardLost
 from cluster.messages import (
     Assignment,
@@ -26,6 +26,7 @@ from cluster.messages import (
     ShardRef,
     TokenDelta,
 )
+from cluster.scheduling_config import SchedulingConfig
 from cluster.stats import ShardStats
 from tests.actors.living import (
     TIMING,

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster.config import SchedulingConfig, SlaClass, TenantConfig
 from cluster.events import Event, Reported, ShardGone, Submitted, Tell, Ticked, Withdrawn
 from cluster.messages import (
     Decision,
@@ -22,6 +21,7 @@ from cluster.messages import (
     Submission,
 )
 from cluster.scheduling import SchedulerBrain
+from cluster.scheduling_config import SchedulingConfig, SlaClass, TenantConfig
 
 CLASSES = (
     SlaClass(name="P0", weight=4, ttft_s=1, aging_s=2),

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.config import SlaClass
 from cluster.lanes import Waiting
 from cluster.messages import Submission
 from cluster.queues import FairQueues
+from cluster.scheduling_config import SlaClass
 
 CLASSES = (SlaClass(name="P0", weight=3), SlaClass(name="P1"))
 NUMBERS = count()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.config import PlacementConfig
 from cluster.loads import ModelShards
 from cluster.messages import Lease, PageHash, Reason, ShardCapacity, ShardRef, Submission
 from cluster.prefixes import PrefixIndex
 from cluster.routing import EXPLAINED, Placement, Placer
+from cluster.scheduling_config import PlacementConfig
 from cluster.shard_books import Bill, LeaseEntry, Load, ShardBook
 
 CONFIG = PlacementConfig(affinity_min_tokens=17, explore=0)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster.config import SchedulingConfig
 from cluster.events import (
     Acknowledge,
     Event,
@@ -32,6 +31,7 @@ from cluster.messages import (
     Submission,
 )
 from cluster.scheduling import SchedulerBrain
+from cluster.scheduling_config import SchedulingConfig
 
 CONFIG = SchedulingConfig(max_queued=2, shard_timeout_s=10, not_ready_timeout_s=30)
 PAGE = bytes(16)

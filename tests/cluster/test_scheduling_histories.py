@@ -9,7 +9,6 @@ from random import Random
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from cluster.config import SchedulingConfig, SlaClass, TenantConfig
 from cluster.events import (
     Acknowledge,
     Event,
@@ -33,6 +32,7 @@ from cluster.messages import (
     Submission,
 )
 from cluster.scheduling import SchedulerBrain
+from cluster.scheduling_config import SchedulingConfig, SlaClass, TenantConfig
 
 CONFIG = SchedulingConfig(
     classes=(

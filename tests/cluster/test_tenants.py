@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.config import SchedulingConfig, TenantConfig
 from cluster.errors import LedgerBroken
 from cluster.messages import Submission
+from cluster.scheduling_config import SchedulingConfig, TenantConfig
 from cluster.stats import Usage
 from cluster.tenants import PARTS, SlidingWindow, Tenants
 

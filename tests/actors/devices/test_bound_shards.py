@@ -17,8 +17,9 @@ import torch
 from actors.creation import create_scheduler, create_shard, new_incarnation
 from actors.shard import ShardSpec
 from cluster.binding import MemoryPolicy
-from cluster.config import ResourcesConfig, SchedulingConfig
+from cluster.config import ResourcesConfig
 from cluster.messages import ShardRef
+from cluster.scheduling_config import SchedulingConfig
 from cluster.stats import ShardStats
 from tests.actors.living import TIMING, is_gone, pid_of, ray_session, tiny_llama, tiny_model, until
 

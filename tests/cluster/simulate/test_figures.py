@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from cluster.config import SlaClass
 from cluster.messages import RefusalKind, Submission
+from cluster.scheduling_config import SlaClass
 from cluster.simulate.figures import (
     Target,
     class_figures,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config import SchedulingConfig
+from cluster.scheduling_config import SchedulingConfig
 from cluster.simulate.costs import DEVICES
 from cluster.simulate.experiment import POLICIES, Experiment
 from cluster.simulate.traces import TraceRow, read_trace
