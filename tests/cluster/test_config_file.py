@@ -10,8 +10,8 @@ import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
-from cluster.config import ShoalConfig
-from cluster.frozen import Frozen, parse_config
+from cluster.config import ShoalConfig, parse_config
+from cluster.frozen import Frozen
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "ray-config.yaml"
