@@ -185,7 +185,11 @@ async def test_a_shard_whose_step_fails_is_heard_before_it_is_buried(sea: Sea) -
     await sea.actor("tiny/shard-0").__ray_call__.remote(break_next_step)
     with pytest.raises(StepFailed, match="failed at a step"):
         await sea.ask(shard)
-    await until(lambda: sea.knows(1))
+
+    async def replaced() -> bool:
+        return await sea.knows(1) and await sea.shards() != (shard,)
+
+    await until(replaced)
 
 
 async def test_a_killed_scheduler_comes_back_and_learns_of_the_shard_again(sea: Sea) -> None:
