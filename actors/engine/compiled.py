@@ -44,6 +44,7 @@ MOST_ROWS = 65_536
 OPTIONS: dict[str, Any] = {
     "freezing": True,  # weights are constants, so products get them packed
     "cpp.dynamic_threads": True,  # the shard decides how many, and changes it as others join
+    "cpp.min_chunk_size": 16_384,  # a step of few rows is done before a second thread has woken
 }
 
 ROOT = Path(__file__).resolve().parents[2]
