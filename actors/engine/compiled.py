@@ -122,7 +122,11 @@ def compile_model(model: PreTrainedModel, path: Path) -> None:
     Raises what torch's exporter and compiler raise for a model, or a machine, they cannot serve.
     """
     exported = _export(model)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".compiling-") as workspace:
+    # Without gradients, or inductor does not take the weights for constants.
+    with (
+        torch.no_grad(),
+        tempfile.TemporaryDirectory(dir=path.parent, prefix=".compiling-") as workspace,
+    ):
         made = torch._inductor.aoti_compile_and_package(
             exported, package_path=f"{workspace}/program.pt2", inductor_configs=OPTIONS
         )
