@@ -7,8 +7,13 @@ nothing of what it computes depends on the rows beside it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
+
+# Read by numba when it is imported, so nothing else imports it. Not the CPUs this process is bound to at that moment: a shard
+# is widened when another leaves the machine.
+os.environ.setdefault("NUMBA_NUM_THREADS", str(os.cpu_count() or 1))
 
 import numba
 import numpy as np
@@ -26,6 +31,11 @@ _RELAXED = {"reassoc", "contract", "nsz", "arcp"}
 
 Array = NDArray[Any]
 T = TypeVar("T")
+
+
+def use_threads(count: int) -> None:
+    """Compute with `count` threads, as far as the machine has CPUs."""
+    numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))
 
 
 @intrinsic  # type: ignore[untyped-decorator]
