@@ -11,8 +11,8 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-# Read by numba when it is imported, so nothing else imports it. Not the CPUs this process is bound to at that moment: a shard
-# is widened when another leaves the machine.
+# Read by numba when it is imported, so nothing else imports it. By default it would be the CPUs
+# this process is bound to now, but a shard is widened when another leaves the machine.
 os.environ.setdefault("NUMBA_NUM_THREADS", str(os.cpu_count() or 1))
 
 import numba
