@@ -69,6 +69,7 @@ class Wish:
             return load_program(self.path)
         except RuntimeError as error:
             logger.warning("%s cannot be loaded, serving without it: %s", self.path, error)
+            self.path.unlink(missing_ok=True)  # who wishes for it next makes it anew
             return None
 
     def _compile(self) -> bool:
@@ -125,12 +126,16 @@ def compile_model(model: PreTrainedModel, path: Path) -> None:
     # Without gradients, or inductor does not take the weights for constants.
     with (
         torch.no_grad(),
-        tempfile.TemporaryDirectory(dir=path.parent, prefix=".compiling-") as workspace,
+        tempfile.TemporaryDirectory(dir=path.parent, prefix=_workspace_prefix(path)) as workspace,
     ):
         made = torch._inductor.aoti_compile_and_package(
             exported, package_path=f"{workspace}/program.pt2", inductor_configs=OPTIONS
         )
         Path(made).rename(path)
+
+
+def _workspace_prefix(path: Path) -> str:
+    return f".compiling-{path.stem}-"
 
 
 def _export(model: PreTrainedModel) -> torch.export.ExportedProgram:
@@ -157,6 +162,8 @@ def main() -> None:
     os.nice(19)  # streams that are running keep the processor
     args.path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{args.path}.lock"):  # shards that start together make it once
+        for left in args.path.parent.glob(f"{_workspace_prefix(args.path)}*"):  # of one killed
+            shutil.rmtree(left, ignore_errors=True)
         if not args.path.exists():
             device = torch.device("cpu")
             model = load_model(args.folder, args.dtype, device, attn_implementation="eager")

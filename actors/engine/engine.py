@@ -101,7 +101,7 @@ class Engine:
             return
         try:
             self._prove(program)
-        except UnsupportedModel as error:
+        except (UnsupportedModel, RuntimeError) as error:  # torch's, where it cannot run here
             logger.warning("serving without the compiled program: %s", error)
         else:
             self._runner.use(program)
@@ -170,7 +170,7 @@ def build_engine(loaded: PreTrainedModel, model: ModelConfig) -> Engine:
     """An engine for a model in memory, in eval mode; the rest as in `load_engine`."""
     in_place = _in_place(loaded, model)
     layers = check_family(loaded)
-    prove_exact(loaded, layers)
+    prove_exact(loaded, layers, in_place)
     block_size, seats = model.cache.block_size, model.steps.places
     longest = _longest(loaded, model.max_model_len)
     blocks = pool_blocks(

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from actors.engine.batch import build_batch
 from actors.engine.families import refuse
-from actors.engine.kv_cache import KVCache, LayerShape
+from actors.engine.kv_cache import InPlace, KVCache, LayerShape
 from actors.engine.runner import Forward, ModelRunner
 from cluster.messages import Request, Sampling, Stopping
 from cluster.steps import Chunk, Sequence, StepPlan
@@ -32,18 +32,21 @@ LENGTHS = (23, 9)
 
 BLOCK_SIZE = 4
 
-
 CUTS = (0, 10, 18)
 """Where the chunks of a sequence begin; what is left after them goes token by token."""
 
 
-def prove_exact(model: PreTrainedModel, layers: Mapping[int, LayerShape]) -> None:
+def prove_exact(
+    model: PreTrainedModel, layers: Mapping[int, LayerShape], in_place: InPlace | None = None
+) -> None:
     """Raise UnsupportedModel unless the paged path gives the model's own logits."""
     prompts = _prompts(model)
     model.set_attn_implementation("eager")
     expected = [_own_logits(model, prompt) for prompt in prompts]
     starts = [*CUTS, *range(CUTS[-1] + 1, max(LENGTHS) + 1)]
-    for ours, own in zip(_paged_logits(model, layers, prompts, starts), expected, strict=True):
+    for ours, own in zip(
+        _paged_logits(model, layers, prompts, starts, in_place=in_place), expected, strict=True
+    ):
         _compare(model, ours, own, "computed in pages")
 
 
@@ -92,10 +95,11 @@ def _paged_logits(
     prompts: list[list[int]],
     starts: list[int],
     program: Forward | None = None,
+    in_place: InPlace | None = None,
 ) -> list[Tensor]:
     """The same through pages that interleave, in chunks from one of `starts` to the next."""
     pages = max(-(-len(prompt) // BLOCK_SIZE) for prompt in prompts)
-    cache = KVCache(layers, pages * len(prompts), BLOCK_SIZE, model.dtype, model.device)
+    cache = KVCache(layers, pages * len(prompts), BLOCK_SIZE, model.dtype, model.device, in_place)
     runner = ModelRunner(model, cache)
     if program is not None:
         runner.use(program)

@@ -60,7 +60,7 @@ def _no_slice(wish: Wish, topology: Topology) -> str:
     what = f"MIG slice {wish.profile}" if wish.profile else "MIG slice"
     if not fitting:
         there = ", ".join(sorted({cut.profile for cut in cuts})) or "none"
-        return f"no {what} (there are: {there}): create one, or set manage_mig: true"
+        return f"no {what} (there are: {there}): create one"
     sizes = [cut.memory_bytes // wish.shards_per_device for cut in fitting]
     return _too_small(wish, sizes, what) or f"all {len(fitting)} {what}s are taken: create more"
 
