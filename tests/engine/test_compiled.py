@@ -88,3 +88,13 @@ def test_a_broken_program_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureF
 
 def test_a_tiny_model_is_not_worth_a_compiler(tmp_path: Path) -> None:
     assert program_wish(tmp_path, make("llama"), tmp_path) is None
+
+
+def test_a_program_that_cannot_run_here_is_left_alone() -> None:
+    def broken(tokens: Tensor, positions: Tensor, kept: Tensor, step: Tensor) -> Tensor:
+        raise RuntimeError("no such instruction")
+
+    engine = engine_of("llama")
+    engine.adopt(broken)
+    prompt = random_prompt(random.Random(4), 9)
+    assert tokens_of(run(engine, [request("r", prompt)]), "r") == greedy("llama", prompt, 12)
