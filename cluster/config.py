@@ -78,7 +78,8 @@ class ModelConfig(Frozen):
         False, description="The same request gives the same tokens, whatever runs beside it."
     )
     compile: Literal["auto", "off"] = Field(
-        "auto", description="On a CPU with a C++ compiler, compile the model beside serving it."
+        "off",
+        description="auto: on a CPU with a C++ compiler, compile the model beside serving it.",
     )
     max_model_len: int | None = Field(None, ge=2, description="Context, tokens.")
     shards: int = Field(1, ge=0, le=4096, description="Shards wanted at start.")

@@ -42,7 +42,6 @@ ROWS = 16
 MOST_ROWS = 65_536
 
 OPTIONS: dict[str, Any] = {
-    "freezing": True,  # weights are constants, so products get them packed
     "cpp.dynamic_threads": True,  # the shard decides how many, and changes it as others join
     "cpp.min_chunk_size": 16_384,  # a step of few rows is done before a second thread has woken
 }
@@ -123,11 +122,7 @@ def compile_model(model: PreTrainedModel, path: Path) -> None:
     Raises what torch's exporter and compiler raise for a model, or a machine, they cannot serve.
     """
     exported = _export(model)
-    # Without gradients, or inductor does not take the weights for constants.
-    with (
-        torch.no_grad(),
-        tempfile.TemporaryDirectory(dir=path.parent, prefix=_workspace_prefix(path)) as workspace,
-    ):
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=_workspace_prefix(path)) as workspace:
         made = torch._inductor.aoti_compile_and_package(
             exported, package_path=f"{workspace}/program.pt2", inductor_configs=OPTIONS
         )
