@@ -1,8 +1,7 @@
 """A model's forward pass as one compiled program, made once a machine and kept in a file.
 
 transformers' layers are hundreds of small operations a step, and torch repacks a bf16 weight at
-each product. torch's ahead-of-time compiler fuses the former and packs the latter (figures in
-docs/performance.md). It takes minutes and a C++ compiler, so a shard answers without it at first:
+each product. torch's ahead-of-time compiler fuses the operations (docs/performance.md). It takes minutes and a C++ compiler, so a shard answers without it at first:
 the file is made by another process (`python -m actors.engine.compiled`) and taken into use between
 two steps, after its logits were compared with the model's own.
 """
@@ -31,7 +30,7 @@ from actors.engine.loader import load_model
 from actors.engine.runner import Forward, PagedModel
 
 MOST_WEIGHTS = 2 * 2**30
-"""Bytes of weights up to which a model is compiled: the program holds a packed copy of them."""
+"""Bytes of weights up to which a model is compiled: the program holds a copy of them."""
 
 LEAST_WEIGHTS = 32 * 2**20
 """Below, a step is too short to be worth minutes of compiling."""
