@@ -1,7 +1,8 @@
 """A model's forward pass as one compiled program, made once a machine and kept in a file.
 
 transformers' layers are hundreds of small operations a step, and torch repacks a bf16 weight at
-each product. torch's ahead-of-time compiler fuses the operations (docs/performance.md). It takes minutes and a C++ compiler, so a shard answers without it at first:
+each product. torch's ahead-of-time compiler fuses the operations (docs/performance.md). It takes
+minutes and a C++ compiler, so a shard answers without it at first:
 the file is made by another process (`python -m actors.engine.compiled`) and taken into use between
 two steps, after its logits were compared with the model's own.
 """
