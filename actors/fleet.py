@@ -178,10 +178,7 @@ class Fleet:
             logger.warning("%s is lost: %s", wish.name, reason)
         finally:
             self._burying.add(wish.name)
-            try:
-                await self._end(wish.name, fault)
-            except Exception:
-                logger.exception("%s could not be buried in order", wish.name)
+            await self._end(wish.name, fault)
             self._burying.remove(wish.name)
             self._move(wish.name, Event.LOST, reason)
 

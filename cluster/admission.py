@@ -113,6 +113,5 @@ class Admission:
 
     def refusal(self, submission: Submission, kind: RefusalKind) -> Refusal:
         """Put it in words."""
-        wait_s = None if kind is RefusalKind.NOT_READY else self.wait_s(submission)
-        message, retry = WORDS[kind].format(submission), retry_after_s(wait_s)
+        message, retry = WORDS[kind].format(submission), retry_after_s(self.wait_s(submission))
         return Refusal(submission.request_id, kind, message, retry)

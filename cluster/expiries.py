@@ -28,13 +28,11 @@ class Expiries:
         return self._heap[0][0] if self._heap else math.inf
 
     def note(self, waiting: Waiting) -> None:
-        """It stands in the queue now. Those that left, or were noted before, are swept out before
-        they outnumber the others.
-        """
-        heapq.heappush(self._heap, (waiting.expires_at, waiting.submission.request_id))
+        """It waits now. Those that left are swept out before they outnumber the others."""
         if len(self._heap) > SLACK + 2 * len(self._queues):
-            self._heap = [(one.expires_at, one.submission.request_id) for one in self._queues]
+            self._heap = [(at, key) for at, key in self._heap if self._queues.get(key)]
             heapq.heapify(self._heap)
+        heapq.heappush(self._heap, (waiting.expires_at, waiting.submission.request_id))
 
     def due(self, now: float) -> Iterator[Waiting]:
         """Those in the queue whose time may be up; each is told once."""
