@@ -13,7 +13,8 @@ from actors.outbox import Delta
 from cluster.batching import Progress
 from cluster.blocks import PageEvents
 from cluster.errors import LedgerBroken, ShoalError
-from cluster.messages import Assignment, HeldRequest, PageHash, RequestFailed, ShardCapacity
+from cluster.messages import Assignment, PageHash, RequestFailed
+from cluster.reports import HeldRequest, ShardCapacity
 from cluster.stats import EngineStats
 
 if TYPE_CHECKING:  # importing the engine imports torch, which the shard's owner has no use for

@@ -27,6 +27,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from actors.children import python_path
 from actors.sources import Folder, GgufFile, HubModel, PackagedGguf, parse_source
 from cluster.errors import ModelUnavailable
 
@@ -37,7 +38,6 @@ Progress = Callable[[str, float | None], None]
 CONVERSION = 1
 
 logger = logging.getLogger(__name__)
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def log_progress(what: str, done: float | None) -> None:
@@ -199,7 +199,7 @@ def _convert(gguf: Path, folder: Path, progress: Progress) -> None:
 
 def _run(command: list[str], failure: str, on_line: Callable[[str], None]) -> None:
     """Run a child to its end; it does not outlive an exception here, Ctrl-C included."""
-    environment = os.environ | {"PYTHONPATH": _python_path(), "HF_HUB_OFFLINE": "1"}
+    environment = os.environ | {"PYTHONPATH": python_path(), "HF_HUB_OFFLINE": "1"}
     tail: deque[str] = deque(maxlen=12)
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
@@ -215,11 +215,6 @@ def _run(command: list[str], failure: str, on_line: Callable[[str], None]) -> No
             child.kill()
     if child.returncode != 0:
         raise ModelUnavailable(f"{failure}:\n" + "\n".join(tail))
-
-
-def _python_path() -> str:
-    """Where the child finds this very code, however the parent was started."""
-    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
 
 def _from_hub(hub: HubModel, progress: Progress) -> Path:

@@ -14,14 +14,8 @@ from ray.exceptions import RayError
 from actors.engine_thread import Outcome, Snapshot
 from actors.naming import ActorAddress
 from cluster.errors import NotReady
-from cluster.messages import (
-    HeldRequest,
-    PageHash,
-    ReportAck,
-    ShardCapacity,
-    ShardRef,
-    ShardReport,
-)
+from cluster.messages import PageHash, ShardRef
+from cluster.reports import HeldRequest, ReportAck, ShardCapacity, ShardReport
 
 logger = logging.getLogger(__name__)
 

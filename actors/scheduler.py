@@ -21,15 +21,8 @@ from cluster.events import (
     Withdrawn,
 )
 from cluster.explanations import Explanation, Forecast
-from cluster.messages import (
-    Decision,
-    DecisionBatch,
-    Lease,
-    ReportAck,
-    ShardRef,
-    ShardReport,
-    Submission,
-)
+from cluster.messages import Decision, DecisionBatch, Lease, ShardRef, Submission
+from cluster.reports import ReportAck, ShardReport
 from cluster.scheduling import SchedulerBrain
 from cluster.scheduling_config import SchedulingConfig
 from cluster.stats import SchedulerStats
@@ -208,9 +201,7 @@ class BatchScheduler:
         self._timer = None
         try:
             self.tick()
-        except Exception:
-            # Without timers the scheduler would go on granting while nothing expires and no
-            # lost shard is noticed; a log that repeats is the lesser evil.
+        except Exception:  # without timers nothing would expire, and no lost shard be noticed
             logger.exception("%s: a tick failed", self)
             self._set_timer(IDLE_TICK_S)
 

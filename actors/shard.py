@@ -22,13 +22,8 @@ from actors.naming import SCHEDULER, ActorAddress
 from actors.reporting import Reporter, ReportLedger, ReportTiming
 from cluster.config import ModelConfig
 from cluster.errors import Displaced, ShardLost, StaleLease, StepFailed
-from cluster.messages import (
-    Assignment,
-    DeltaBatch,
-    RequestFailed,
-    ShardCapacity,
-    ShardRef,
-)
+from cluster.messages import Assignment, DeltaBatch, RequestFailed, ShardRef
+from cluster.reports import ShardCapacity
 from cluster.stats import ShardStats
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from cluster.events import Instruction, Reported, Submitted, Tell
-from cluster.messages import Lease, PageHash, ShardCapacity, ShardRef, ShardReport, Submission
+from cluster.messages import Lease, PageHash, ShardRef, Submission
+from cluster.reports import ShardCapacity, ShardReport
 from cluster.scheduling import SchedulerBrain
 from cluster.scheduling_config import PlacementConfig, SchedulingConfig
 

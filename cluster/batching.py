@@ -19,14 +19,8 @@ from cluster.block_tables import BlockTables, check_room
 from cluster.blocks import BlockPool, page_hashes, root_hash
 from cluster.config import BatchingConfig
 from cluster.errors import ContextTooLong, InvalidRequest, LedgerBroken
-from cluster.messages import (
-    Assignment,
-    FinishReason,
-    HeldRequest,
-    PageHash,
-    TokenDelta,
-    TokenLogprob,
-)
+from cluster.messages import Assignment, FinishReason, PageHash, TokenDelta, TokenLogprob
+from cluster.reports import HeldRequest
 from cluster.roster import Roster
 from cluster.sequences import Family, State, Tracked, finish_reason, track
 from cluster.steps import Chunk, PageCopy, StepPlan, StepResult, pair

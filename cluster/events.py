@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cluster.messages import Decision, ReportAck, ShardRef, ShardReport, Submission
+from cluster.messages import Decision, ShardRef, Submission
+from cluster.reports import ReportAck, ShardReport
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from itertools import zip_longest
 
 from cluster.errors import IllegalTransition, LedgerBroken
 from cluster.loads import ModelShards
-from cluster.messages import HeldRequest, Lease, Reason, ShardRef, ShardReport
+from cluster.messages import Lease, Reason, ShardRef
+from cluster.reports import HeldRequest, ShardReport
 from cluster.scheduling_config import PlacementConfig
 from cluster.shard_books import (
     OVER,

@@ -25,7 +25,8 @@ from cluster.events import (
 )
 from cluster.explanations import DecisionLog, Explanation, Forecast
 from cluster.lanes import Waiting
-from cluster.messages import ReportAck, ShardRef, ShardReport, Submission
+from cluster.messages import ShardRef, Submission
+from cluster.reports import ReportAck, ShardReport
 from cluster.scheduling_config import SchedulingConfig
 from cluster.shard_books import LeaseState
 from cluster.stats import ClassStats, SchedulerStats, TenantStats

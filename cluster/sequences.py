@@ -7,14 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from cluster.errors import IllegalTransition
-from cluster.messages import (
-    Assignment,
-    FinishReason,
-    HeldRequest,
-    PageHash,
-    Request,
-    TokenLogprob,
-)
+from cluster.messages import Assignment, FinishReason, PageHash, Request, TokenLogprob
+from cluster.reports import HeldRequest
 from cluster.steps import Chunk, Sequence
 
 

@@ -8,8 +8,9 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import NamedTuple
 
-from cluster.messages import Lease, ShardCapacity, ShardRef
+from cluster.messages import Lease, ShardRef
 from cluster.rates import BusyRate
+from cluster.reports import ShardCapacity
 
 MOMENT_S = 0.001
 """Shorter than any step: what a report says to have happened took at least so long."""

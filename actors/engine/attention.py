@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from actors.engine.batch import Read, StepBatch, find_step
-from actors.engine.kernels import attend_rows, use_threads
+from actors.engine.kernels import attend_rows
 from actors.engine.kv_cache import seen
 
 PAGED = "shoal_paged"
@@ -91,7 +91,6 @@ def _attend_in_place(
 ) -> None:
     """The rows that read alone, written into `out`."""
     keys, values = batch.cache.pages(layer)
-    use_threads(torch.get_num_threads())
     attend_rows(
         seen(query[0, :, : batch.alone].transpose(0, 1).contiguous()),
         keys,

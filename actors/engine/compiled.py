@@ -2,9 +2,9 @@
 
 transformers' layers are hundreds of small operations a step, and torch repacks a bf16 weight at
 each product. torch's ahead-of-time compiler fuses the operations (docs/performance.md). It takes
-minutes and a C++ compiler, so a shard answers without it at first:
-the file is made by another process (`python -m actors.engine.compiled`) and taken into use between
-two steps, after its logits were compared with the model's own.
+minutes and a C++ compiler, so a shard answers without it at first: the file is made by another
+process (`python -m actors.engine.compiled`) and taken into use between two steps, after its logits
+were compared with the model's own.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ import transformers
 from filelock import FileLock
 from transformers import PreTrainedModel
 
+from actors.children import python_path
 from actors.engine.attention import SCHEMA
-from actors.engine.loader import load_model
+from actors.engine.loader import dtype_name, load_model
 from actors.engine.runner import Forward, PagedModel
 
 MOST_WEIGHTS = 2 * 2**30
@@ -46,7 +47,6 @@ OPTIONS: dict[str, Any] = {
     "cpp.min_chunk_size": 16_384,  # a step of few rows is done before a second thread has woken
 }
 
-ROOT = Path(__file__).resolve().parents[2]
 logger = logging.getLogger(__name__)
 
 
@@ -73,8 +73,7 @@ class Wish:
 
     def _compile(self) -> bool:
         command = [sys.executable, "-m", __name__, str(self.folder), self.dtype, str(self.path)]
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        environment = os.environ | {"PYTHONPATH": path}
+        environment = os.environ | {"PYTHONPATH": python_path()}
         made = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         if made.returncode:
             logger.warning("%s could not be compiled: %s", self.folder, made.stderr[-2000:])
@@ -85,7 +84,7 @@ def program_wish(folder: Path, model: PreTrainedModel, programs: Path) -> Wish |
     """The program for `model`, loaded from `folder`, if one is worth while here."""
     if not _worth_compiling(model):
         return None
-    dtype = str(model.dtype).removeprefix("torch.")
+    dtype = dtype_name(model.dtype)
     return Wish(folder, dtype, _program_path(folder, dtype, programs))
 
 

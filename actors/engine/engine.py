@@ -17,20 +17,15 @@ from actors.engine.compiled import Wish, program_wish
 from actors.engine.exactness import prove_exact, prove_program
 from actors.engine.families import check_family, longest_exact
 from actors.engine.kv_cache import InPlace, KVCache, page_bytes, readable_in_place
-from actors.engine.loader import load_model
+from actors.engine.loader import dtype_name, load_model
 from actors.engine.pool_size import free_bytes, model_len, pool_blocks, within_pool
 from actors.engine.runner import Forward, ModelRunner
 from cluster.batching import Batcher, Progress
 from cluster.blocks import BlockPool, PageEvents
 from cluster.config import ModelConfig
 from cluster.errors import ConfigError, InvalidRequest, UnsupportedModel
-from cluster.messages import (
-    Assignment,
-    HeldRequest,
-    PageHash,
-    ShardCapacity,
-    TokenDelta,
-)
+from cluster.messages import Assignment, PageHash, TokenDelta
+from cluster.reports import HeldRequest, ShardCapacity
 from cluster.stats import EngineStats
 
 logger = logging.getLogger(__name__)
@@ -198,8 +193,8 @@ def _in_place(loaded: PreTrainedModel, model: ModelConfig) -> InPlace | None:
         return None
     if not readable_in_place(loaded.device, loaded.dtype):
         raise ConfigError(
-            f"deterministic needs float32 or bfloat16 on a CPU,"
-            f" not {str(loaded.dtype).removeprefix('torch.')} on {loaded.device.type}",
+            "deterministic needs float32 or bfloat16 on a CPU,"
+            f" not {dtype_name(loaded.dtype)} on {loaded.device.type}",
             "models.deterministic",
         )
     return InPlace.ALL

@@ -143,6 +143,23 @@ def _add_values(scores: Array, wide: Array, begin: int, end: int, total: Array) 
 
 
 @_helper
+def _scale_query(query: Array, scale: np.float32, asked: Array) -> None:
+    """Fill `asked` with the query heads as float32, times `scale`."""
+    for g in range(query.shape[0]):
+        for d in range(query.shape[1]):
+            asked[g, d] = _widen(query[g, d]) * scale
+
+
+@_helper
+def _store(total: Array, weight: Array, out: Array) -> None:
+    """Fill `out` with each head's weighted sum over its weight, as it is stored."""
+    for g in range(out.shape[0]):
+        share = np.float32(1.0) / weight[g]
+        for d in range(out.shape[1]):
+            out[g, d] = _narrow(total[g, d] * share, out[g, d])
+
+
+@_helper
 def _attend_row(
     query: Array,
     keys: Array,
@@ -164,9 +181,7 @@ def _attend_row(
     largest = np.full(group, _LEAST, np.float32)
     weight = np.zeros(group, np.float32)
     total = np.zeros((group, value_dim), np.float32)
-    for g in range(group):
-        for d in range(key_dim):
-            asked[g, d] = _widen(query[g, d]) * scale
+    _scale_query(query, scale, asked)
     for page in range(first // block_size, last // block_size + 1):
         begin = max(0, first - page * block_size)
         end = min(block_size, last + 1 - page * block_size)
@@ -181,10 +196,7 @@ def _attend_row(
         _widen_page(values[table[page]], head, begin, end, wide)
         for g in range(group):
             _add_values(scores[g], wide, begin, end, total[g])
-    for g in range(group):
-        share = np.float32(1.0) / weight[g]
-        for d in range(value_dim):
-            out[g, d] = _narrow(total[g, d] * share, out[g, d])
+    _store(total, weight, out)
 
 
 @numba.njit(parallel=True, nogil=True, cache=True)  # type: ignore[untyped-decorator]

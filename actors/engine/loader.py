@@ -80,7 +80,7 @@ def supported_dtypes(device: torch.device) -> list[str]:
 
 def resolve_dtype(dtype: str, config: Any, device: torch.device) -> torch.dtype:
     """The precision to load in; raises ModelUnavailable if `device` does not support it."""
-    saved = str(config.dtype or torch.float32).removeprefix("torch.")
+    saved = dtype_name(config.dtype or torch.float32)
     wanted = saved if dtype == "auto" else dtype
     allowed = supported_dtypes(device)
     if wanted not in allowed:
@@ -90,6 +90,11 @@ def resolve_dtype(dtype: str, config: Any, device: torch.device) -> torch.dtype:
             f"dtype {wanted}{origin} is not supported on {device}; works: {works}"
         )
     return DTYPES[wanted]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """As the configuration writes it, where it is one of DTYPES."""
+    return str(dtype).removeprefix("torch.")
 
 
 def _method(quantization: Any) -> str:

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from actors.engine.attention import PAGED
 from actors.engine.batch import StepBatch, build_batch
+from actors.engine.kernels import use_threads
 from actors.engine.kv_cache import KVCache
 from actors.engine.logprobs import score_prompt
 from actors.engine.sampler import Sampler
@@ -81,6 +82,7 @@ class ModelRunner:
     @torch.inference_mode()
     def logits(self, batch: StepBatch, rows: Sequence[int]) -> Tensor:
         """Forward pass over the batch; the logits after `rows`, `[len(rows), vocab]`."""
+        use_threads(torch.get_num_threads())
         kept = torch.tensor(rows or [0], dtype=torch.int64, device=self._device)
         return self._forward(batch.tokens, batch.positions, kept, batch.number)[: len(rows)]
 

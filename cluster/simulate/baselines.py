@@ -14,18 +14,9 @@ from dataclasses import dataclass, field
 
 from cluster.errors import LedgerBroken
 from cluster.events import Acknowledge, Event, Instruction, Reported, Submitted, Tell
-from cluster.messages import (
-    Lease,
-    Reason,
-    Refusal,
-    RefusalKind,
-    ReportAck,
-    ShardCapacity,
-    ShardRef,
-    ShardReport,
-    Submission,
-)
+from cluster.messages import Lease, Reason, Refusal, RefusalKind, ShardRef, Submission
 from cluster.prefixes import PrefixIndex
+from cluster.reports import ReportAck, ShardCapacity, ShardReport
 from cluster.scheduling_config import SchedulingConfig
 
 EPOCH = 1

@@ -12,7 +12,7 @@ from bisect import insort
 
 from cluster.blocks import BlockPool
 from cluster.errors import LedgerBroken
-from cluster.messages import HeldRequest, ShardCapacity
+from cluster.reports import HeldRequest, ShardCapacity
 from cluster.simulate.costs import Device
 from cluster.simulate.runs import Draft, Outcome, Run, Sequence
 from cluster.simulate.workload import Offered

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from cluster.messages import ShardRef, ShardReport
+from cluster.messages import ShardRef
+from cluster.reports import ShardReport
 from cluster.simulate.costs import Device
 from cluster.simulate.engine import SimulatedEngine
 from cluster.simulate.runs import Outcome

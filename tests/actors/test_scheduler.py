@@ -8,16 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from actors.scheduler import BatchScheduler
-from cluster.messages import (
-    Decision,
-    DecisionBatch,
-    Lease,
-    Refusal,
-    ShardCapacity,
-    ShardRef,
-    ShardReport,
-    Submission,
-)
+from cluster.messages import Decision, DecisionBatch, Lease, Refusal, ShardRef, Submission
+from cluster.reports import ShardCapacity, ShardReport
 from cluster.scheduling_config import SchedulingConfig
 
 CAPACITY = ShardCapacity(block_size=16, total_pages=64, max_num_seqs=1, max_model_len=512)

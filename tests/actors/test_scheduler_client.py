@@ -16,7 +16,8 @@ from actors.naming import SCHEDULER
 from actors.scheduler import BatchScheduler
 from actors.scheduler_client import SchedulerClient
 from cluster.errors import SchedulerLost
-from cluster.messages import Decision, Lease, ShardCapacity, ShardRef, ShardReport, Submission
+from cluster.messages import Decision, Lease, ShardRef, Submission
+from cluster.reports import ShardCapacity, ShardReport
 from cluster.scheduling_config import SchedulingConfig
 from cluster.stats import SchedulerStats
 from tests.actors.living import ray_session, until

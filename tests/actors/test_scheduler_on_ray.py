@@ -11,7 +11,8 @@ import pytest
 import ray
 
 from actors.scheduler import BatchScheduler
-from cluster.messages import Lease, ShardCapacity, ShardRef, ShardReport, Submission
+from cluster.messages import Lease, ShardRef, Submission
+from cluster.reports import ShardCapacity, ShardReport
 from cluster.scheduling_config import SchedulingConfig
 
 ROOT = Path(__file__).parents[2]

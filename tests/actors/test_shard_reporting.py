@@ -8,7 +8,8 @@ from actors.engine_thread import Outcome, Snapshot
 from actors.reporting import ReportLedger
 from cluster.batching import Progress
 from cluster.blocks import PageEvents
-from cluster.messages import HeldRequest, ReportAck, ShardCapacity, ShardRef
+from cluster.messages import ShardRef
+from cluster.reports import HeldRequest, ReportAck, ShardCapacity
 from cluster.stats import EngineStats
 
 REF = ShardRef("m/shard-0", "m", "m/shard-0", "life")

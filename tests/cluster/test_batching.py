@@ -12,7 +12,8 @@ from cluster.errors import (
     InvalidRequest,
     LedgerBroken,
 )
-from cluster.messages import FinishReason, HeldRequest
+from cluster.messages import FinishReason
+from cluster.reports import HeldRequest
 from cluster.steps import StepResult
 from tests.cluster.paged_memory import assignment, next_token, prompt_scores
 from tests.cluster.toy_shard import MAX_MODEL_LEN, MakeShard, ToyShard, expected, prompt_of

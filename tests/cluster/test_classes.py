@@ -9,17 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from cluster.events import Event, Reported, ShardGone, Submitted, Tell, Ticked, Withdrawn
-from cluster.messages import (
-    Decision,
-    HeldRequest,
-    Lease,
-    Refusal,
-    RefusalKind,
-    ShardCapacity,
-    ShardRef,
-    ShardReport,
-    Submission,
-)
+from cluster.messages import Decision, Lease, Refusal, RefusalKind, ShardRef, Submission
+from cluster.reports import HeldRequest, ShardCapacity, ShardReport
 from cluster.scheduling import SchedulerBrain
 from cluster.scheduling_config import SchedulingConfig, SlaClass, TenantConfig
 

@@ -9,7 +9,8 @@ import pytest
 
 from cluster.errors import IllegalTransition, LedgerBroken
 from cluster.leases import LeaseBook
-from cluster.messages import HeldRequest, Lease, Reason, ShardCapacity, ShardRef, ShardReport
+from cluster.messages import Lease, Reason, ShardRef
+from cluster.reports import HeldRequest, ShardCapacity, ShardReport
 from cluster.shard_books import OVER, TRANSITIONS, Bill, LeaseState, Load
 
 CAPACITY = ShardCapacity(block_size=16, total_pages=64, max_num_seqs=8, max_model_len=512)

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.loads import ModelShards
-from cluster.messages import Lease, PageHash, Reason, ShardCapacity, ShardRef, Submission
+from cluster.messages import Lease, PageHash, Reason, ShardRef, Submission
 from cluster.prefixes import PrefixIndex
+from cluster.reports import ShardCapacity
 from cluster.routing import EXPLAINED, Placement, Placer
 from cluster.scheduling_config import PlacementConfig
 from cluster.shard_books import Bill, LeaseEntry, Load, ShardBook

@@ -18,18 +18,8 @@ from cluster.events import (
     Ticked,
     Withdrawn,
 )
-from cluster.messages import (
-    Decision,
-    HeldRequest,
-    Lease,
-    PageHash,
-    Refusal,
-    RefusalKind,
-    ShardCapacity,
-    ShardRef,
-    ShardReport,
-    Submission,
-)
+from cluster.messages import Decision, Lease, PageHash, Refusal, RefusalKind, ShardRef, Submission
+from cluster.reports import HeldRequest, ShardCapacity, ShardReport
 from cluster.scheduling import SchedulerBrain
 from cluster.scheduling_config import SchedulingConfig
 

@@ -20,17 +20,8 @@ from cluster.events import (
     Ticked,
     Withdrawn,
 )
-from cluster.messages import (
-    Decision,
-    HeldRequest,
-    Lease,
-    PageHash,
-    RefusalKind,
-    ShardCapacity,
-    ShardRef,
-    ShardReport,
-    Submission,
-)
+from cluster.messages import Decision, Lease, PageHash, RefusalKind, ShardRef, Submission
+from cluster.reports import HeldRequest, ShardCapacity, ShardReport
 from cluster.scheduling import SchedulerBrain
 from cluster.scheduling_config import SchedulingConfig, SlaClass, TenantConfig
 

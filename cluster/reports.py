@@ -1,0 +1,62 @@
+"""What a shard and the scheduler tell each other: events, room, and what the shard holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cluster.messages import PageHash, ShardRef
+
+
+@dataclass(frozen=True, slots=True)
+class ShardCapacity:
+    """What a shard can hold; fixed for its life."""
+
+    block_size: int
+    total_pages: int
+    max_num_seqs: int
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRequest:
+    """A request that a shard holds, for a scheduler that has to rebuild its books."""
+
+    request_id: str
+    prompt_tokens: int
+    computed_tokens: int
+    choices: int
+    tenant: str = ""
+    sla: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardReport:
+    """A shard's events since report `number - 1`, oldest first, and where it stands now.
+
+    A `full` report replaces all the scheduler knew of the shard: `held` and `stored` are then
+    complete, but for what `started` and `ended` since `held` was drawn up. `free_pages` counts
+    evictable cached pages too. `started` names requests whose prompt is computed, `ended` those
+    whose every choice is over, and `produced` the output tokens of each of these, where the shard
+    counts them. `stored` and `removed` are net: a page is in one of them at most.
+    A report whose ack was lost is sent again with its number, or its successor is full.
+    """
+
+    shard: ShardRef
+    number: int
+    capacity: ShardCapacity
+    free_pages: int
+    started: tuple[str, ...] = ()
+    ended: tuple[str, ...] = ()
+    stored: tuple[PageHash, ...] = ()
+    removed: tuple[PageHash, ...] = ()
+    full: bool = False
+    held: tuple[HeldRequest, ...] = ()
+    produced: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReportAck:
+    """The scheduler's answer: its epoch, and whether the next report has to be a full one."""
+
+    epoch: int
+    resync: bool
