@@ -279,6 +279,7 @@ class Channels:
             del self._channels[shard]
         if channel.shunned_s:
             self._shunned[shard] = asyncio.get_running_loop().time() + channel.shunned_s
+            self._shunned.move_to_end(shard)
             if len(self._shunned) > REMEMBERED:
                 self._shunned.popitem(last=False)
 

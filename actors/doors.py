@@ -7,11 +7,11 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 from actors.outbox import Delta, Outbox
-from cluster.errors import LedgerBroken
+from cluster.errors import LedgerBroken, ShardLost
 from cluster.messages import DeltaBatch, RequestFailed
 
 REMEMBERED = 4096
-"""Requests a door may have sent since one whose `assign` it repeats."""
+"""Requests a door may have sent since one whose `assign` it repeats; doors that are gone."""
 
 
 class Door:
@@ -52,6 +52,7 @@ class Doors:
         self._max_backlog = max_backlog
         self._doors: dict[str, Door] = {}
         self._door_of: dict[str, Door] = {}
+        self._gone: OrderedDict[str, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._doors)
@@ -130,6 +131,9 @@ class Doors:
         gone = [name for name, door in self._doors.items() if self._is_gone(door, now)]
         orphans = [one for name in gone for one in self._doors.pop(name).requests]
         self.leave(orphans)
+        self._gone.update(dict.fromkeys(gone))
+        while len(self._gone) > REMEMBERED:
+            self._gone.popitem(last=False)
         return tuple(orphans)
 
     def verify(self) -> None:
@@ -140,6 +144,9 @@ class Doors:
             raise LedgerBroken(f"doors hold {len(listed)} requests, the index {len(indexed)}")
 
     def _heard(self, name: str, now: float) -> Door:
+        """A name that is gone never comes back rightly: a door takes a new one for each channel."""
+        if name in self._gone:
+            raise ShardLost("the door was silent for too long and has been forgotten")
         door = self._doors.setdefault(name, Door(now))
         door.last_heard = now
         return door

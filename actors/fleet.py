@@ -178,7 +178,10 @@ class Fleet:
             logger.warning("%s is lost: %s", wish.name, reason)
         finally:
             self._burying.add(wish.name)
-            await self._end(wish.name, fault)
+            try:
+                await self._end(wish.name, fault)
+            except Exception:
+                logger.exception("%s could not be buried in order", wish.name)
             self._burying.remove(wish.name)
             self._move(wish.name, Event.LOST, reason)
 

@@ -56,11 +56,21 @@ class ReportLedger:
         return bool(self._snapshot or self._started or self._ended or self._is_stored)
 
     def enter(self, outcome: Outcome) -> None:
-        """Add the events of one turn; a snapshot replaces all there were."""
+        """Add the events of one turn; a snapshot replaces all there were but the ends.
+
+        The scheduler settles an end by what was produced, which no snapshot tells.
+        """
         self._free_pages = outcome.stats.free_pages + outcome.stats.cached_pages
         if outcome.snapshot is not None and self._full:
             self._snapshot = outcome.snapshot
+            here = {one.request_id for one in outcome.snapshot.held}
+            ended = [*self._ended, *outcome.progress.ended]
+            produced = [*self._produced, *outcome.progress.produced]
             self._clear()
+            for request_id, tokens in zip(ended, produced, strict=True):
+                if request_id not in here:
+                    self._ended.append(request_id)
+                    self._produced.append(tokens)
             return
         self._started += outcome.progress.started
         self._ended += outcome.progress.ended
@@ -100,7 +110,9 @@ class ReportLedger:
         if self._snapshot is None:
             return news
         gone = {one for one, stored in self._is_stored.items() if not stored}
-        return tuple({*self._snapshot.stored, *news} - gone)
+        return tuple(
+            dict.fromkeys(one for one in (*self._snapshot.stored, *news) if one not in gone)
+        )
 
     def _held(self) -> tuple[HeldRequest, ...]:
         held = self._snapshot.held if self._snapshot else ()

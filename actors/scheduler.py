@@ -103,8 +103,11 @@ class BatchScheduler:
     ) -> tuple[Decision, ...]:
         """Those decided at once; the others come by `decisions` to the router they name."""
         self._mailbox(router)
-        told = [tell for submission in submissions for tell in self._handle(Submitted(submission))]
-        return tuple(tell.decision for tell in told if isinstance(tell, Tell))
+        brought = [each for one in submissions for each in self._handle(Submitted(one))]
+        told = [each for each in brought if isinstance(each, Tell)]
+        # An arrival may close a window, and with it let requests of other routers be served.
+        self._post([tell for tell in told if tell.router != router])
+        return tuple(tell.decision for tell in told if tell.router == router)
 
     async def decisions(self, router: str, acknowledged: int) -> DecisionBatch:
         """Wait for decisions after batch `acknowledged` (0 at first), for a third of the

@@ -26,9 +26,6 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-SILENCE_S = 10.0
-"""Unheard for so long, the scheduler may have given us up: what waits is posted again."""
-
 RETRY_S = 0.1
 """Between two looks for a scheduler that is away; its replacement takes about a second."""
 
@@ -40,10 +37,14 @@ class SchedulerClient:
     """The connection of `router` to the scheduler actor of `namespace`.
 
     Raises SchedulerLost where no scheduler could be reached for `patience_s`, and to all who wait
-    where one fails at a call: its books are not to be trusted with asking again.
+    where one fails at a call: its books are not to be trusted with asking again. After `silence_s`
+    without an answer the scheduler may have given us up, and what waits is posted again.
     """
 
-    def __init__(self, router: str, namespace: str, patience_s: float = 30.0) -> None:
+    def __init__(
+        self, router: str, namespace: str, patience_s: float = 30.0, silence_s: float = 10.0
+    ) -> None:
+        self._silence_s = silence_s
         self._router = router
         self._address = ActorAddress(SCHEDULER, namespace)
         self._patience_s = patience_s
@@ -157,7 +158,7 @@ class SchedulerClient:
                 continue
             self._settle_all(batch.decisions)
             now = asyncio.get_running_loop().time()
-            if batch.epoch != self._epoch or now - self._heard_at > SILENCE_S:
+            if batch.epoch != self._epoch or now - self._heard_at > self._silence_s:
                 self._post([waiting.submission for waiting in self._waiting.values()])
             self._epoch, self._acknowledged, self._heard_at = batch.epoch, batch.number, now
 

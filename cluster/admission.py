@@ -113,5 +113,6 @@ class Admission:
 
     def refusal(self, submission: Submission, kind: RefusalKind) -> Refusal:
         """Put it in words."""
-        message, retry = WORDS[kind].format(submission), retry_after_s(self.wait_s(submission))
+        wait_s = None if kind is RefusalKind.NOT_READY else self.wait_s(submission)
+        message, retry = WORDS[kind].format(submission), retry_after_s(wait_s)
         return Refusal(submission.request_id, kind, message, retry)

@@ -50,6 +50,8 @@ class Dispatch:
         since = now if before is None else before.since
         sla = self._classes[submission.sla]
         deadline_at = math.inf if submission.deadline_s is None else now + submission.deadline_s
+        if before is not None:
+            deadline_at = min(deadline_at, before.deadline_at)
         stood_back_s = self._config.short_first_s * self._uncached_tokens(submission)
         due = min(deadline_at, since + (sla.ttft_s or sla.aging_s) + stood_back_s)
         expires_at = min(deadline_at, since + sla.queue_timeout_s)
@@ -71,11 +73,10 @@ class Dispatch:
             refusal = self._turn_away(waiting, others_wait, now)
             if refusal is not None:
                 return refusal
-        if not submission.goes_on:  # it was paid for when it began
-            self._books.tenants.reserve(submission, now)
+        self._books.tenants.reserve(submission, now)  # of a lost lease all was given back
         gathers = self._gathers(submission.model, now)
         if not others_wait:
-            may_run = not gathers and self._may_run(submission)
+            may_run = not gathers and self._may_run(waiting, now)
             lease = self._grant(waiting, now) if may_run else None
             if lease is not None:
                 return lease
@@ -171,7 +172,7 @@ class Dispatch:
         below = len(self._classes)
         for rank, waiting in self._books.queues.heads(model):
             submission = waiting.submission
-            if not self._may_run(submission):
+            if not self._may_run(waiting, now):
                 self._books.queues.waive(model, rank)
                 continue
             if rank >= below:
@@ -208,11 +209,14 @@ class Dispatch:
         self.park(submission.tenant)
         return lease
 
-    def _may_run(self, submission: Submission) -> bool:
-        """Whether its class and its tenant may have another request on a shard."""
-        shards = self._books.leases.serving(submission.model)
-        fill = self._classes[submission.sla].fill
-        return shards.taken < fill * shards.places and not self._at_limit(submission.tenant)
+    def _may_run(self, waiting: Waiting, now: float) -> bool:
+        """Whether its class and its tenant may have another request on a shard; the aged, of any
+        class, may take the places kept free for higher ones."""
+        submission = waiting.submission
+        sla, shards = self._classes[submission.sla], self._books.leases.serving(submission.model)
+        aged = now - waiting.since >= sla.aging_s
+        has_place = aged or shards.taken < sla.fill * shards.places
+        return has_place and not self._at_limit(submission.tenant)
 
     def _at_limit(self, tenant: str) -> bool:
         limits = self._books.tenants.limits(tenant)

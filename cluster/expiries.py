@@ -28,11 +28,13 @@ class Expiries:
         return self._heap[0][0] if self._heap else math.inf
 
     def note(self, waiting: Waiting) -> None:
-        """It waits now. Those that left are swept out before they outnumber the others."""
-        if len(self._heap) > SLACK + 2 * len(self._queues):
-            self._heap = [(at, key) for at, key in self._heap if self._queues.get(key)]
-            heapq.heapify(self._heap)
+        """It stands in the queue now. Those that left, or were noted before, are swept out before
+        they outnumber the others.
+        """
         heapq.heappush(self._heap, (waiting.expires_at, waiting.submission.request_id))
+        if len(self._heap) > SLACK + 2 * len(self._queues):
+            self._heap = [(one.expires_at, one.submission.request_id) for one in self._queues]
+            heapq.heapify(self._heap)
 
     def due(self, now: float) -> Iterator[Waiting]:
         """Those in the queue whose time may be up; each is told once."""

@@ -111,7 +111,14 @@ class Lane:
             self._take_turn(flow)
 
     def correct(self, tenant: str, tokens: int) -> None:
-        self._clock.correct(tenant, tokens, self._weight_of(tenant))
+        """What it still has waiting stands further back for it, or further in front."""
+        weight = self._weight_of(tenant)
+        self._clock.correct(tenant, tokens, weight)
+        flow = self._flows.get(tenant)
+        if flow is not None:
+            self._leave(flow)
+            flow.start += tokens / weight
+            self._take_turn(flow)
 
     def park(self, tenant: str, parked: bool) -> None:
         flow = self._flows.get(tenant)

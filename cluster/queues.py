@@ -148,8 +148,11 @@ class FairQueues:
     def correct(self, model: str, sla: str, tenant: str, tokens: int) -> None:
         """What was charged turned out to be so many tokens too few."""
         if sla in self._ranks and model in self._models:
-            weight = self._classes[self._ranks[sla]].weight
-            self._models[model].clock.correct(sla, tokens, weight)
+            rank, queue = self._ranks[sla], self._models[model]
+            weight = self._classes[rank].weight
+            queue.clock.correct(sla, tokens, weight)
+            if queue.lanes[rank].depth:
+                queue.starts[rank] += tokens / weight
             self._lane(model, sla).correct(tenant, tokens)
 
     def park(self, tenant: str, parked: bool) -> None:

@@ -127,7 +127,7 @@ class Door:
         try:
             while flight.transcript:
                 try:
-                    async with aclosing(self._attempt(flight, clock())) as deltas:
+                    async with aclosing(self._attempt(flight)) as deltas:
                         async for delta in deltas:
                             yield delta
                     return
@@ -158,7 +158,7 @@ class Door:
         logger.info("%s asks for another shard: %s", flight.request.request_id, lost.message)
         await asyncio.sleep(pause_s)
 
-    async def _attempt(self, flight: _Flight, now: float) -> AsyncGenerator[TokenDelta, None]:
+    async def _attempt(self, flight: _Flight) -> AsyncGenerator[TokenDelta, None]:
         """One lease and its deltas; leaving early tells the shard, or the scheduler.
 
         Suspects of a model are tried one at a time, each until its first token.
@@ -166,6 +166,7 @@ class Door:
         async with AsyncExitStack() as trial:
             if flight.recovery.is_suspect:
                 await trial.enter_async_context(self._trials[flight.request.model])
+            now = asyncio.get_running_loop().time()  # after the wait for the trial
             assignment = await self._assignment(flight, flight.next_attempt(now))
             request_id = assignment.request.request_id
             stream = flight.stream = self._channels.open(assignment)

@@ -37,7 +37,8 @@ class Router:
         self._name = context.replica_id.unique_id
         self._models = frozenset(model.name for model in config.models)
         self._namespace = context.app_name
-        self._scheduler = SchedulerClient(self._name, self._namespace)
+        silence_s = config.scheduling.router_timeout_s * 2 / 3
+        self._scheduler = SchedulerClient(self._name, self._namespace, silence_s=silence_s)
         self._fleet = fleet
 
     async def place(self, submission: Submission) -> Decision:

@@ -88,7 +88,7 @@ def environment(config: ServeConfig, secrets: Secrets, temp_dir: Path) -> dict[s
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
         "RAY_worker_niceness": "0",
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-        keys: secrets.api_key.read_text(),
+        keys: secrets.api_key.read_text().strip(),
     }
     fixed = {
         "RAY_AUTH_MODE": "token",
@@ -114,7 +114,7 @@ class Cluster:
 
     def __init__(self, config: ServeConfig, secrets: Secrets) -> None:
         self._config = config
-        self._token = secrets.ray_token.read_text()
+        self._token = secrets.ray_token.read_text().strip()
         self.temp_dir = Path(tempfile.mkdtemp(prefix="shoal-", dir="/tmp"))  # sockets: short paths
         self.log = self.temp_dir / "launcher.log"
         self.dashboard = ""
@@ -142,9 +142,12 @@ class Cluster:
         assert self._child.stdin is not None  # both are pipes
         assert self._child.stdout is not None
         order = {"config": self._config.deploy, "temp_dir": str(self.temp_dir)}
-        self._child.stdin.write(json.dumps(order) + "\n")
-        self._child.stdin.flush()
-        answer = json.loads(self._child.stdout.readline() or "{}")
+        try:
+            self._child.stdin.write(json.dumps(order) + "\n")
+            self._child.stdin.flush()
+            answer = json.loads(self._child.stdout.readline() or "{}")
+        except (BrokenPipeError, ValueError):  # it is dead, or said something else
+            answer = {}
         if "dashboard" not in answer:
             raise LaunchFailed(f"Ray did not start:\n{self._tail()}")
         self.dashboard = f"http://{answer['dashboard']}"

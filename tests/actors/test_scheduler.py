@@ -80,6 +80,27 @@ async def test_a_poll_waits_for_the_decision_that_was_left_pending(
     assert (batch.epoch, batch.number, ids(batch.decisions)) == (7, 1, ["b"])
 
 
+async def test_what_an_arrival_lets_be_served_of_another_router_goes_to_that_router(
+    clock: Clock,
+) -> None:
+    config = SchedulingConfig(gather_min_s=0.05, gather_max_s=0.05)
+    scheduler = BatchScheduler(config, epoch=7, clock=clock)
+    roomy = ShardCapacity(16, 4096, 64, 4096)
+    await scheduler.report(ShardReport(SHARD, 1, roomy, 4096, full=True))
+    answers: dict[str, list[str]] = {"r1": [], "r2": []}
+    for turn in range(200):
+        router = ("r1", "r2")[turn % 2]
+        told = await scheduler.submit(router, (submission(f"{router}-{turn}", router),))
+        answers[router] += ids(told)
+        clock.now += 0.002
+    for router, mine in answers.items():
+        mine += ids((await scheduler.decisions(router, 0)).decisions)
+        assert mine
+        assert {one.partition("-")[0] for one in mine} == {router}
+        assert len(set(mine)) == len(mine)
+    await scheduler.verify()
+
+
 async def test_a_batch_whose_reply_was_lost_is_sent_again_unchanged(
     scheduler: BatchScheduler,
 ) -> None:

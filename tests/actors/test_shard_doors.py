@@ -117,3 +117,12 @@ async def test_only_the_requests_named_fail(doors: Doors) -> None:
     failure = RequestFailed("guilty", "StepFailed", "it burns")
     assert (await doors.poll("a", 0, wait_s=0)).deltas == (failure,)
     assert doors.owns("a", "innocent")
+
+
+async def test_a_door_that_is_gone_is_told_so_even_if_it_never_had_a_batch() -> None:
+    doors = Doors(timeout_s=10.0, max_backlog=3)
+    doors.enter("a", "r", now=0.0)
+    assert doors.sweep(now=11.0) == ("r",)
+    with pytest.raises(ShardLost):
+        await doors.poll("a", 0, wait_s=0.0)
+    doors.verify()

@@ -104,3 +104,12 @@ def test_free_pages_count_cached_ones_and_numbers_rise(ledger: ReportLedger) -> 
     first, second = ledger.draft(), ledger.draft()
     assert first.free_pages == 6
     assert second.number == first.number + 1
+
+
+def test_what_ended_before_a_snapshot_is_told_with_it() -> None:
+    ledger = ReportLedger(REF, ShardCapacity(4, 10, 8, 64))
+    ledger.enter(outcome(ended=("early",)))
+    ledger.enter(outcome(ended=("now",), snapshot=Snapshot((), ())))
+    report = ledger.draft()
+    assert report.full
+    assert (report.ended, report.produced) == (("early", "now"), (7, 7))

@@ -124,6 +124,27 @@ def test_a_large_head_holds_up_higher_classes_only_once_it_has_aged() -> None:
     assert loaded.submit("P0") is None
 
 
+def test_an_aged_head_gets_a_place_that_was_kept_free_for_higher_classes() -> None:
+    loaded = Loaded(places=4)
+    for _ in range(3):
+        assert isinstance(loaded.submit("P0"), Lease)
+    assert loaded.submit("P2") is None, "the last place is not for its class"
+    loaded.now += 121
+    assert any(isinstance(one, Lease) for one in loaded.report())
+
+
+def test_asking_again_does_not_put_a_deadline_off() -> None:
+    loaded = Loaded(places=1)
+    loaded.submit()
+    asked = loaded.asked(deadline_s=50.0)
+    loaded.handle(Submitted(asked))
+    loaded.now += 40
+    loaded.handle(Submitted(asked))
+    loaded.now += 11
+    [refusal] = loaded.handle(Ticked())
+    assert kind_of(refusal) is RefusalKind.DEADLINE
+
+
 def test_a_deadline_that_cannot_be_met_is_refused_at_once(loaded: Loaded) -> None:
     for _ in range(54):
         loaded.submit()
