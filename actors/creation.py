@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 from uuid import uuid4
@@ -18,10 +19,14 @@ MAX_CONCURRENCY = 10_000
 """Calls at once: every long poll, and room for control calls beside them."""
 
 
-def create_scheduler(config: SchedulingConfig, namespace: str) -> Life:
+def create_scheduler(
+    config: SchedulingConfig, namespace: str, stamp: str = "", tether_s: float = math.inf
+) -> Life:
     """A new life of the scheduler; its epoch, from the wall clock, is larger than any before."""
-    actor: Any = ray.remote(BatchScheduler).options(**_options(SCHEDULER, namespace, cpus=0))
-    return Life(actor.remote(config, time.time_ns()), asked={})
+    options = _options(SCHEDULER, namespace, 0, tether_s)
+    actor: Any = ray.remote(BatchScheduler).options(**options)
+    handle = actor.remote(config, time.time_ns(), stamp=stamp, tether_s=tether_s)
+    return Life(handle, asked={})
 
 
 def create_shard(spec: ShardSpec, cpus: float) -> Life:
@@ -39,16 +44,18 @@ def new_incarnation() -> str:
 def shard_options(spec: ShardSpec, cpus: float) -> dict[str, Any]:
     """How Ray runs a shard, spread over the nodes there are."""
     return {
-        **_options(spec.ref.actor, spec.namespace, cpus),
+        **_options(spec.ref.actor, spec.namespace, cpus, spec.tether_s),
         "num_gpus": spec.gpus,
         "resources": dict(spec.model.resources.custom),
         "scheduling_strategy": "SPREAD",
     }
 
 
-def _options(name: str, namespace: str, cpus: float) -> dict[str, Any]:
-    """Of every actor: named, never restarted in place, since what it knows dies with it."""
+def _options(name: str, namespace: str, cpus: float, tether_s: float) -> dict[str, Any]:
+    """Of every actor: named, never restarted in place, since what it knows dies with it. One with
+    a tether outlives who made it; without one, Ray ends both together."""
     return {
+        "lifetime": "detached" if math.isfinite(tether_s) else None,
         "name": name,
         "namespace": namespace,
         "num_cpus": cpus,

@@ -1,8 +1,8 @@
 """Wanted shards become living actors, and stay so: the owner of the scheduler and of every shard.
 
 One loop compares what is wanted with what there is (`lifecycle.decide`); each life of an actor is
-one task that tells its story (`lives.live`). The actors are not detached: they end with the
-process that holds this object, so nothing can leak.
+one task that tells its story (`lives.live`). The actors outlive the process that holds this object
+for `orphan_s`, within which a successor finds them (`adoption`) and goes on; so nothing can leak.
 """
 
 from __future__ import annotations
@@ -11,37 +11,28 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 
 import ray
 from ray.exceptions import RayError
 
+from actors.adoption import Found, find_living
 from actors.creation import create_scheduler, create_shard, new_incarnation
-from actors.lifecycle import Backoff, Create, Event, Member, State, Stop, advance, decide
-from actors.lives import Life, Patience, bury, hand_back, in_words, live
-from actors.naming import SCHEDULER, shard_name
-from actors.reporting import ReportTiming
-from actors.shard import ShardSpec, ShardTiming
+from actors.fleet_timing import FleetTiming, timing_of
+from actors.identity import stamp_of
+from actors.lifecycle import Create, Event, Member, State, Stop, Wanted, advance, decide
+from actors.lives import Life, bury, hand_back, in_words, live
+from actors.naming import SCHEDULER
+from actors.shard import ShardSpec
 from actors.sharing import Machines, Share, fair_share, machines
 from actors.tasks import cancel_all
 from cluster.config import ModelConfig, ShoalConfig
 from cluster.errors import ModelNotFound
 from cluster.messages import ShardRef
-from cluster.scheduling_config import SchedulingConfig
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class FleetTiming:
-    """How long the fleet waits for what; `tick_s` is the longest time between two looks."""
-
-    tick_s: float = 0.5
-    backoff: Backoff = field(default_factory=Backoff)
-    patience: Patience = field(default_factory=Patience)
-    shards: ShardTiming = field(default_factory=ShardTiming)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +67,18 @@ class Fleet:
         self._timing = timing or timing_of(config.scheduling)
         self._models = {model.name: model for model in config.models}
         self._wanted = {model.name: model.shards for model in config.models}
+        self._stamps = {name: self._stamp(name) for name in (None, *self._models)}
         self._members: dict[str, Member] = {}
         self._lives: dict[str, Life] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._burying: set[str] = set()
+        self._released = False
         self._changed = asyncio.Event()
         self._looked_at = time.monotonic()
         self._loop: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to create what is wanted; returns at once."""
+        """Begin to look for what there is and to create what is missing; returns at once."""
         self._loop = asyncio.get_running_loop().create_task(self._run())
 
     def scale(self, shards: Mapping[str, int]) -> None:
@@ -119,7 +112,15 @@ class Fleet:
             self._cut_short(name)
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
+    async def let_go(self) -> None:
+        """Leave every actor to a successor, as it is. The fleet cannot be started again."""
+        self._released = True
+        if self._loop is not None:
+            await cancel_all(self._loop)
+        await cancel_all(*self._tasks.values())
+
     async def _run(self) -> None:
+        await self._adopt_all()
         while True:
             self._reconcile()
             with contextlib.suppress(TimeoutError):
@@ -128,32 +129,51 @@ class Fleet:
             self._changed.clear()
 
     def _reconcile(self) -> None:
-        self._looked_at = time.monotonic()
-        for action in decide(self._wishes(), self._members, self._looked_at):
+        self._looked_at = now = time.monotonic()
+        for action in decide(self._wishes(), self._members, now, self._config.fleet.surge):
             match action:
                 case Create():
                     self._create(action)
                 case Stop(name):
                     self._stop(name)
 
-    def _wishes(self) -> list[Create]:
+    def _wishes(self) -> list[Wanted]:
         """The scheduler first, then the shards in the order of the configuration."""
         return [
-            Create(SCHEDULER, None, 0),
-            *(
-                Create(shard_name(model, index), model, index)
-                for model, count in self._wanted.items()
-                for index in range(count)
-            ),
+            Wanted(None, 1, self._stamps[None]),
+            *(Wanted(model, count, self._stamps[model]) for model, count in self._wanted.items()),
         ]
+
+    async def _adopt_all(self) -> None:
+        """What is leaving already goes on doing so."""
+        every = await find_living(self._namespace, self._timing.patience.ping_s)
+        for found in every:
+            self._adopt(found)
+        await asyncio.sleep(0)  # their tasks begin, and can be cut short
+        for found in every:
+            if found.identity.leaving:
+                self._stop(found.name)
+
+    def _adopt(self, found: Found) -> None:
+        state = State.READY if found.life.loaded else State.PENDING
+        shard = found.life.shard
+        model = shard.model if shard else None
+        stamp, now = found.identity.stamp, time.monotonic()
+        self._members[found.name] = Member(found.name, model, found.index, state, now, stamp=stamp)
+        self._begin(found.name, lambda: found.life)
 
     def _create(self, wish: Create) -> None:
         now = time.monotonic()
         if wish.name in self._members:
             self._move(wish.name, Event.CREATED)
         else:
-            self._members[wish.name] = Member(wish.name, wish.model, wish.index, State.PENDING, now)
-        self._tasks[wish.name] = asyncio.create_task(self._live(wish))
+            self._members[wish.name] = Member(
+                wish.name, wish.model, wish.index, State.PENDING, now, stamp=wish.stamp
+            )
+        self._begin(wish.name, partial(self._new_life, wish))
+
+    def _begin(self, name: str, life: Callable[[], Life]) -> None:
+        self._tasks[name] = asyncio.create_task(self._live(name, life))
 
     def _stop(self, name: str) -> None:
         if self._members[name].state is State.DEAD:
@@ -167,34 +187,51 @@ class Fleet:
         if name not in self._burying:
             self._tasks[name].cancel()
 
-    async def _live(self, wish: Create) -> None:
+    async def _live(self, name: str, begin: Callable[[], Life]) -> None:
         """One life; whatever ends it, the actor is dead and its name free before the next."""
         reason, fault = "it is not wanted any more", None
         try:
-            life = self._lives[wish.name] = self._begin(wish)
-            await live(life, self._timing.patience, partial(self._hear, wish.name))
+            life = self._lives[name] = begin()
+            await live(life, self._timing.patience, partial(self._hear, name))
         except Exception as error:  # noqa: BLE001 - the fleet outlives all
             reason, fault = in_words(error), error
-            logger.warning("%s is lost: %s", wish.name, reason)
-        finally:
-            self._burying.add(wish.name)
-            try:
-                await self._end(wish.name, fault)
-            except Exception:
-                logger.exception("%s could not be buried in order", wish.name)
-            self._burying.remove(wish.name)
-            self._move(wish.name, Event.LOST, reason)
+            logger.warning("%s is lost: %s", name, reason)
+        except asyncio.CancelledError:
+            if self._released:
+                raise
+        self._burying.add(name)
+        try:
+            await self._end(name, fault)
+        except Exception:
+            logger.exception("%s could not be buried in order", name)
+        self._burying.remove(name)
+        self._move(name, Event.LOST, reason)
 
-    def _begin(self, wish: Create) -> Life:
+    def _new_life(self, wish: Create) -> Life:
+        orphan_s = self._config.fleet.orphan_s
         if wish.model is None:
-            return create_scheduler(self._config.scheduling, self._namespace)
+            return create_scheduler(self._config.scheduling, self._namespace, wish.stamp, orphan_s)
         model = self._models[wish.model]
         share = self._share(model, machines(ray.nodes()))
-        ref = ShardRef(wish.name, model.name, wish.name, new_incarnation())
         spec = ShardSpec(
-            ref, model, self._namespace, share.threads, share.gpus, self._timing.shards
+            ShardRef(wish.name, model.name, wish.name, new_incarnation()),
+            model,
+            self._namespace,
+            share.threads,
+            share.gpus,
+            self._timing.shards,
+            stamp=wish.stamp,
+            tether_s=orphan_s,
         )
         return create_shard(spec, share.cpus)
+
+    def _stamp(self, model: str | None) -> str:
+        """Of what a shard of `model`, or the scheduler, is made from: all that a living one cannot
+        take over. How many there are is no part of it, nor how long one may load."""
+        if model is None:
+            return stamp_of(self._config.scheduling)
+        fixed = self._models[model].model_copy(update={"shards": 0, "load_timeout_s": 0})
+        return stamp_of(fixed, self._timing.shards)
 
     async def _end(self, name: str, fault: Exception | None) -> None:
         """Bury, and tell the scheduler: before, so that no new lease goes to the shard, and after,
@@ -222,7 +259,7 @@ class Fleet:
         """Tell the living how many threads are theirs now; who is born later is told then."""
         cluster = machines(ray.nodes())
         for life in self._lives.values():
-            if life.shard is not None:
+            if life.shard is not None and life.shard.model in self._models:
                 share = self._share(self._models[life.shard.model], cluster)
                 life.handle.use_threads.remote(share.threads)
 
@@ -241,18 +278,3 @@ class Fleet:
             now = time.monotonic()
             self._members[name] = advance(member, event, now, message, self._timing.backoff)
         self._changed.set()
-
-
-def timing_of(config: SchedulingConfig) -> FleetTiming:
-    """A shard that gives no sign for `shard_timeout_s` is lost to the fleet, to the scheduler and
-    to the doors alike, so a poll has to be answered well within it."""
-    patience = Patience(
-        ping_every_s=config.heartbeat_s,
-        ping_s=config.shard_timeout_s,
-        step_s=config.step_timeout_s,
-    )
-    shards = ShardTiming(
-        poll_wait_s=min(ShardTiming().poll_wait_s, config.shard_timeout_s / 4),
-        reports=ReportTiming(heartbeat_s=config.heartbeat_s),
-    )
-    return FleetTiming(patience=patience, shards=shards)

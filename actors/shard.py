@@ -9,25 +9,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from actors.devices.assignment import assigned_ids
 from actors.devices.berth import Berth, assigned_berth
 from actors.doors import Doors
+from actors.engine_building import build_engine
 from actors.engine_thread import Crash, EngineThread, Outcome
+from actors.identity import Identity
 from actors.naming import SCHEDULER, ActorAddress
 from actors.reporting import Reporter, ReportLedger, ReportTiming
+from actors.tether import Tether
 from cluster.config import ModelConfig
 from cluster.errors import Displaced, ShardLost, StaleLease, StepFailed
 from cluster.messages import Assignment, DeltaBatch, RequestFailed, ShardRef
 from cluster.reports import ShardCapacity
 from cluster.stats import ShardStats
-
-if TYPE_CHECKING:
-    from actors.engine.engine import Engine
 
 T = TypeVar("T")
 
@@ -50,7 +51,8 @@ class ShardTiming:
 class ShardSpec:
     """What a shard is born with. `threads`: torch's; `gpus`: 0 means it computes on the CPU.
 
-    `claims`: the books, of its machine, in which it claims CPUs.
+    `claims`: the books, of its machine, in which it claims CPUs. `stamp`: what it is made from.
+    Without an owner it ends after `tether_s` seconds.
     """
 
     ref: ShardRef
@@ -60,6 +62,8 @@ class ShardSpec:
     gpus: float = 0.0
     timing: ShardTiming = field(default_factory=ShardTiming)
     claims: str = "shoal"
+    stamp: str = ""
+    tether_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +87,13 @@ class KVShard:
         self._loop = asyncio.get_running_loop()
         self._doors = Doors(spec.timing.door_timeout_s, spec.timing.max_backlog)
         self._engine = EngineThread(
-            lambda: _load_engine(spec, self._threads),
+            lambda: build_engine(spec.model, bool(spec.gpus), self._threads),
             publish=self._from_thread(self._on_outcome),
             crashed=self._from_thread(self._on_crash),
         )
         self._lost: asyncio.Future[None] = self._loop.create_future()
+        self._loading: asyncio.Task[ShardCapacity] | None = None
+        self._tether = Tether(spec.tether_s, self._adrift)
         self._draining = False
         self._reporter: Reporter | None = None
         self._latest: Outcome | None = None
@@ -99,10 +105,15 @@ class KVShard:
         return f"KVShard({self._spec.ref.model}/{index}, {device})"
 
     async def load(self) -> ShardCapacity:
-        """Build the engine and report to the scheduler from then on. Call it once.
+        """Build the engine and report to the scheduler from then on; asked again, it is the same.
 
         Raises OperatorError where configuration, devices, weights or memory do not allow it.
         """
+        if self._loading is None:
+            self._loading = self._loop.create_task(self._load())
+        return await asyncio.shield(self._loading)
+
+    async def _load(self) -> ShardCapacity:
         # First: threads inherit the binding of who starts them, and pages stay where they were put.
         binding = self._spec.model.resources.binding
         self._berth = assigned_berth(binding, assigned_ids(), self._spec.claims)
@@ -120,7 +131,13 @@ class KVShard:
         self._keep_running(self._settle_again())
         return capacity
 
+    async def identity(self) -> Identity:
+        loaded = self._reporter is not None
+        return Identity(self._spec.stamp, self._spec.ref, loaded, self._draining)
+
     async def ping(self) -> Pulse:
+        """It is the owner that asks."""
+        self._tether.hold()
         return Pulse(self._engine.turns, self._engine.busy)
 
     async def watch(self) -> None:
@@ -222,6 +239,12 @@ class KVShard:
         self._lost.set_exception(ShardLost(f"{name} failed: {crash.error!r}"))
         self._loop.call_later(self._spec.timing.last_words_s, os._exit, 1)
 
+    def _adrift(self) -> None:
+        """Nobody owns it, so nobody would ever end it."""
+        logger.error("%r has no owner any more", self)
+        self._doors.fail_all(Displaced.__name__, f"{self._spec.ref.shard} has no owner")
+        self._loop.call_later(self._spec.timing.last_words_s, os._exit, 1)
+
     async def _sweep_doors(self) -> None:
         while True:
             await asyncio.sleep(self._spec.timing.door_timeout_s / 4)
@@ -261,17 +284,3 @@ class KVShard:
             self._loop.call_soon_threadsafe(method, argument)
 
         return call
-
-
-def _load_engine(spec: ShardSpec, threads: int) -> Engine:
-    # Here, not above: the fleet imports this file, and torch is the shard's own affair. Ray sets
-    # OMP_NUM_THREADS to 1 for an actor of few CPUs; this overrides it for all threads.
-    import torch
-
-    torch.set_num_threads(threads)
-    from actors.engine.engine import load_engine
-    from actors.models import default_cache, ensure_model
-
-    device = torch.device("cuda" if spec.gpus else "cpu")
-    programs = default_cache() / "programs"
-    return load_engine(ensure_model(spec.model.source), spec.model, device, programs)

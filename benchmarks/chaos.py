@@ -202,10 +202,10 @@ class Chaos:
         """What is left when all is over; the books have to balance, or this raises."""
         with contextlib.suppress(TimeoutError):
             await until(lambda: self._application.is_settled(self._shards), within_s=60.0)
-        stats = await self._application.shard_stats(self._shards)
+        stats = await self._application.shard_stats()
         self.report.leaked_pages = sum(one.used_pages for one in stats)
         self.report.leaked_leases = (await self._application.scheduler_stats()).leased
-        await self._application.verify(self._shards)
+        await self._application.verify()
 
     def _measure_pauses(self) -> None:
         for moment in self.report.killed_at:
