@@ -12,7 +12,8 @@ import ray
 from actors.lives import Life
 from actors.naming import SCHEDULER
 from actors.scheduler import BatchScheduler
-from actors.shard import KVShard, ShardSpec
+from actors.shard import KVShard
+from actors.shard_spec import ShardSpec
 from cluster.scheduling_config import SchedulingConfig
 
 MAX_CONCURRENCY = 10_000

@@ -25,9 +25,9 @@ from actors.identity import stamp_of
 from actors.lifecycle import Create, Event, Member, State, Stop, Wanted, advance, decide
 from actors.lives import Life, bury, hand_back, in_words, live
 from actors.naming import SCHEDULER
-from actors.shard import ShardSpec
+from actors.shard_spec import ShardSpec
 from actors.sharing import Machines, Share, fair_share, machines
-from actors.tasks import cancel_all
+from actors.tasks import cancel_all, first_to_end
 from cluster.config import ModelConfig, ShoalConfig
 from cluster.errors import ModelNotFound
 from cluster.messages import ShardRef
@@ -73,6 +73,7 @@ class Fleet:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._burying: set[str] = set()
         self._released = False
+        self._ending = asyncio.Event()
         self._changed = asyncio.Event()
         self._looked_at = time.monotonic()
         self._loop: asyncio.Task[None] | None = None
@@ -106,6 +107,7 @@ class Fleet:
 
     async def stop(self) -> None:
         """End every actor and wait until all are dead. The fleet cannot be started again."""
+        self._ending.set()
         if self._loop is not None:
             await cancel_all(self._loop)
         for name in self._tasks:
@@ -234,15 +236,22 @@ class Fleet:
         return stamp_of(fixed, self._timing.shards)
 
     async def _end(self, name: str, fault: Exception | None) -> None:
-        """Bury, and tell the scheduler: before, so that no new lease goes to the shard, and after,
-        since it may have reported in between. In between its doors are told, unless all ends."""
+        """Let its requests go on elsewhere, unless all ends, and bury it. The scheduler is told: of
+        one that failed before, so that no new lease goes there, and of each after, since it may
+        have reported in between."""
         life = self._lives.pop(name, None)
         if life is not None:
-            await self._say_gone(life)
+            if fault is not None:
+                await self._say_gone(life)
             if fault is not None or self._members[name].state is State.STOPPING:
-                await hand_back(life, fault, self._timing.patience)
+                limit_s = 0.0 if fault else self._config.fleet.drain_s
+                hands_back = hand_back(life, fault, limit_s, self._timing.patience)
+                await first_to_end(hands_back, self._all_ends())
             await bury(life, self._timing.patience)
             await self._say_gone(life)
+
+    async def _all_ends(self) -> None:
+        await self._ending.wait()
 
     async def _say_gone(self, life: Life) -> None:
         scheduler = self._lives.get(SCHEDULER)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from actors.lifecycle import Backoff
 from actors.lives import Patience
 from actors.reporting import ReportTiming
-from actors.shard import ShardTiming
+from actors.shard_spec import ShardTiming
 from cluster.scheduling_config import SchedulingConfig
 
 
@@ -31,6 +31,7 @@ def timing_of(config: SchedulingConfig) -> FleetTiming:
     )
     shards = ShardTiming(
         poll_wait_s=min(ShardTiming().poll_wait_s, config.shard_timeout_s / 4),
+        audit_s=config.audit_s,
         reports=ReportTiming(heartbeat_s=config.heartbeat_s),
     )
     return FleetTiming(patience=patience, shards=shards)

@@ -29,7 +29,7 @@ class Patience:
     ping_s: float = 10.0
     load_ping_s: float = 60.0
     step_s: float = 120.0
-    drain_s: float = 2.0
+    let_go_s: float = 2.0
     death_s: float = 10.0
 
 
@@ -58,16 +58,19 @@ async def live(life: Life, patience: Patience, tell: Listener) -> None:
     await first_to_end(_death(life.handle), _progress(life.handle, patience))
 
 
-async def hand_back(life: Life, fault: Exception | None, patience: Patience) -> None:
-    """Have a shard that is to be buried tell its doors that their requests go on elsewhere.
+async def hand_back(
+    life: Life, fault: Exception | None, limit_s: float, patience: Patience
+) -> None:
+    """Have a shard that is to be buried finish what ends within `limit_s`, and tell its doors that
+    the rest goes on elsewhere.
 
     `fault` is what its life ended with, if with any; a shard that is dead or mute is not asked.
     """
     speaks = fault is None or isinstance(fault, (RayTaskError, StepFailed))
     if life.shard is not None and speaks:
         with contextlib.suppress(RayError, TimeoutError):
-            async with asyncio.timeout(patience.drain_s):
-                await life.handle.drain.remote(isinstance(fault, StepFailed))
+            async with asyncio.timeout(limit_s + patience.let_go_s):
+                await life.handle.drain.remote(isinstance(fault, StepFailed), limit_s)
 
 
 async def bury(life: Life, patience: Patience) -> None:

@@ -162,6 +162,10 @@ class BatchScheduler:
         """What would become of it at this moment; nothing is changed by asking."""
         return self._brain.forecast(submission, self._clock())
 
+    async def leases_on(self, shard: ShardRef) -> frozenset[str]:
+        """The requests that hold a lease on this life of the shard, for its audit."""
+        return self._brain.leases_on(shard)
+
     async def stats(self) -> SchedulerStats:
         return self._brain.stats()
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import os
 from collections.abc import Callable, Coroutine
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from actors.devices.assignment import assigned_ids
@@ -22,48 +21,19 @@ from actors.engine_building import build_engine
 from actors.engine_thread import Crash, EngineThread, Outcome
 from actors.identity import Identity
 from actors.naming import SCHEDULER, ActorAddress
-from actors.reporting import Reporter, ReportLedger, ReportTiming
+from actors.reporting import Reporter, ReportLedger
+from actors.shard_audit import Ledgers, ShardAudit
+from actors.shard_spec import ShardSpec
 from actors.tether import Tether
-from cluster.config import ModelConfig
+from cluster.audit import Discrepancy
 from cluster.errors import Displaced, ShardLost, StaleLease, StepFailed
-from cluster.messages import Assignment, DeltaBatch, RequestFailed, ShardRef
+from cluster.messages import Assignment, DeltaBatch, RequestFailed
 from cluster.reports import ShardCapacity
 from cluster.stats import ShardStats
 
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ShardTiming:
-    """Seconds, but for `max_backlog`: deltas a door may leave unread before it is dropped."""
-
-    door_timeout_s: float = 10.0
-    settle_s: float = 5.0
-    poll_wait_s: float = 2.0
-    last_words_s: float = 1.0
-    max_backlog: int = 65_536
-    reports: ReportTiming = field(default_factory=ReportTiming)
-
-
-@dataclass(frozen=True, slots=True)
-class ShardSpec:
-    """What a shard is born with. `threads`: torch's; `gpus`: 0 means it computes on the CPU.
-
-    `claims`: the books, of its machine, in which it claims CPUs. `stamp`: what it is made from.
-    Without an owner it ends after `tether_s` seconds.
-    """
-
-    ref: ShardRef
-    model: ModelConfig
-    namespace: str
-    threads: int
-    gpus: float = 0.0
-    timing: ShardTiming = field(default_factory=ShardTiming)
-    claims: str = "shoal"
-    stamp: str = ""
-    tether_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +66,7 @@ class KVShard:
         self._tether = Tether(spec.tether_s, self._adrift)
         self._draining = False
         self._reporter: Reporter | None = None
+        self._audit: ShardAudit | None = None
         self._latest: Outcome | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -120,13 +91,16 @@ class KVShard:
         self._settle()
         self._engine.start()
         capacity = await asyncio.wrap_future(self._engine.capacity)
+        scheduler = ActorAddress(SCHEDULER, self._spec.namespace)
         self._reporter = Reporter(
             ReportLedger(self._spec.ref, capacity),
-            ActorAddress(SCHEDULER, self._spec.namespace),
+            scheduler,
             self._engine.ask_snapshot,
             self._spec.timing.reports,
         )
+        self._audit = ShardAudit(self._spec.ref, scheduler, self._ledgers(self._reporter))
         self._keep_running(self._reporter.run())
+        self._keep_running(self._audit.run(self._spec.timing.audit_s))
         self._keep_running(self._sweep_doors())
         self._keep_running(self._settle_again())
         return capacity
@@ -167,6 +141,18 @@ class KVShard:
                 if choice is None:
                     self._doors.leave((request_id,))
 
+    async def wants(self, door: str, request_ids: tuple[str, ...]) -> None:
+        """All that `door` still waits for. What it has twice left out is ended; of what is twice
+        not here it is told so."""
+        unwanted, unknown = self._doors.compare(door, frozenset(request_ids))
+        await self.cancel(door, tuple((request_id, None) for request_id in unwanted))
+        for request_id in unknown:
+            failure = RequestFailed(request_id, Displaced.__name__, self._no_record())
+            self._doors.refuse(door, failure, self._loop.time())
+        if self._audit is not None:
+            self._audit.count(Discrepancy.UNWANTED, len(unwanted))
+            self._audit.count(Discrepancy.UNKNOWN, len(unknown))
+
     async def deltas(self, door: str, acknowledged: int) -> DeltaBatch:
         """Long poll: all that came for `door` since batch `acknowledged`, or that batch again.
 
@@ -175,13 +161,17 @@ class KVShard:
         """
         return await self._doors.poll(door, acknowledged, self._spec.timing.poll_wait_s)
 
-    async def drain(self, stuck: bool) -> None:
-        """Let every request go, to another shard, and take no more; returns once all doors know.
+    async def drain(self, stuck: bool = False, limit_s: float = 0.0) -> None:
+        """Take no more, finish what ends within `limit_s`, and let the rest go to other shards;
+        returns once all doors know.
 
         Where it is `stuck`, its step will never end, and who is in it is told so.
         """
         self._draining = True
         name = self._spec.ref.shard
+        if self._reporter is not None:
+            self._reporter.leave()
+        await self._doors.idle(limit_s)
         if stuck:
             self._doors.fail(self._engine.computing(), StepFailed.__name__, f"{name} is stuck")
         self._doors.fail_all(Displaced.__name__, f"{name} is drained")
@@ -203,6 +193,7 @@ class KVShard:
             doors=len(self._doors),
             threads=self._threads,
             binding=self._berth.binding,
+            mended=dict(self._audit.mended) if self._audit else {},
             **engine,
         )
 
@@ -224,6 +215,21 @@ class KVShard:
         self._doors.leave(outcome.progress.ended)
         if self._reporter is not None:
             self._reporter.enter(outcome)
+        if self._audit is not None and outcome.snapshot is not None:
+            self._audit.enter(frozenset(one.request_id for one in outcome.snapshot.held))
+
+    def _ledgers(self, reporter: Reporter) -> Ledgers:
+        kind = Displaced.__name__
+        return Ledgers(
+            at_doors=self._doors.requests,
+            ask_engine=self._engine.ask_snapshot,
+            end=lambda request_id: self._engine.cancel(request_id, None),
+            tell_doors=lambda request_ids: self._doors.fail(request_ids, kind, self._no_record()),
+            report_in_full=reporter.resync,
+        )
+
+    def _no_record(self) -> str:
+        return f"{self._spec.ref.shard} has no record of it any more"
 
     def _on_crash(self, crash: Crash) -> None:
         """Say it to all who wait, leave them a moment to hear it, and go: the pages are suspect.

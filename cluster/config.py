@@ -113,7 +113,11 @@ class FailoverConfig(Frozen):
 
 
 class FleetConfig(Frozen):
-    """How shards are replaced, and how long they live without the Fleet."""
+    """How shards leave and are replaced, and how long they live without the Fleet."""
+
+    drain_s: float = Field(
+        30.0, ge=0, description="So long one that leaves finishes requests; the rest moves then."
+    )
 
     surge: int = Field(
         1, ge=0, le=4096, description="Shards of a model begun beside outdated ones; 0: none."

@@ -19,7 +19,7 @@ from actors.fleet import Fleet, MemberStatus
 from actors.fleet_timing import FleetTiming, timing_of
 from actors.lifecycle import Backoff, State
 from actors.lives import Patience
-from cluster.config import ModelConfig, ResourcesConfig, ShoalConfig
+from cluster.config import FleetConfig, ModelConfig, ResourcesConfig, ShoalConfig
 from cluster.errors import Displaced, ModelNotFound, ShardLost, StepFailed
 from cluster.messages import ShardRef
 from cluster.scheduling_config import SchedulingConfig
@@ -54,7 +54,8 @@ class Sea:
         self, namespace: str, *models: ModelConfig, timing: FleetTiming | None = None
     ) -> None:
         self.namespace = namespace
-        self.fleet = Fleet(ShoalConfig(models=models), namespace, timing or QUICK)
+        config = ShoalConfig(models=models, fleet=FleetConfig(drain_s=0.5))
+        self.fleet = Fleet(config, namespace, timing or QUICK)
         self.fleet.start()
 
     def settled(self) -> bool:

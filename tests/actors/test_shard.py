@@ -15,7 +15,7 @@ import ray
 from ray.exceptions import ActorDiedError, RayTaskError
 
 from actors.creation import create_scheduler, create_shard, new_incarnation
-from actors.shard import ShardSpec
+from actors.shard_spec import ShardSpec
 from cluster.config import ModelConfig
 from cluster.errors import ModelUnavailable, ShardLost
 from cluster.messages import (

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from tests.actors.living import pid_of, until
 NAME = "shoal"
 MODEL = "tiny"
 KEY = "sk-test"
+SCHEDULING = {"shard_timeout_s": 5.0, "audit_s": 2.0}
 
 
 @dataclass(frozen=True)
@@ -111,10 +113,27 @@ class Application:
 
         await until(replaced)
 
+    async def mended(self) -> Counter[str]:
+        """What the audits of scheduler and shards had to put right, by what was wrong."""
+        mended = Counter((await self.scheduler_stats()).mended)
+        for stats in await self.shard_stats():
+            mended.update(stats.mended)
+        return mended
+
+    async def audits(self) -> int:
+        """How often every shard has looked through its books."""
+        looks = [self.actor(name).__ray_call__.remote(_looks) for name in self.shards()]
+        fewest: int = min(await asyncio.gather(*looks))
+        return fewest
+
     async def verify(self) -> None:
         """The books of the scheduler add up; each shard checks its own as it answers."""
         for name in (SCHEDULER, *self.shards()):
             await self.actor(name).verify.remote()
+
+
+def _looks(shard: Any) -> int:
+    return int(shard._audit.looks)
 
 
 def free_port() -> int:
@@ -133,7 +152,7 @@ def arguments(folder: Path, shards: int, **parts: Any) -> dict[str, Any]:
         "batching": {"max_num_seqs": 64, "max_batch_tokens": 256},
         "resources": {"cpus": 0, "threads": 1},
     }
-    return {"models": [model], "scheduling": {"shard_timeout_s": 5.0}, **parts}
+    return {"models": [model], "scheduling": SCHEDULING, **parts}
 
 
 @contextmanager

@@ -128,3 +128,14 @@ async def test_ready_tells_the_truth_while_shards_are_away(application: Applicat
 
         await until(ready)
         assert (await http.get("/health")).status_code == 200
+
+
+async def test_the_audit_is_quiet_once_all_is_repaired(application: Application) -> None:
+    await until(application.is_settled)
+    before, mended = await application.audits(), await application.mended()
+
+    async def looked_thrice() -> bool:
+        return await application.audits() >= before + 3
+
+    await until(looked_thrice)
+    assert await application.mended() == mended

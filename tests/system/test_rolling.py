@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -18,14 +17,14 @@ from tests.system.application import MODEL, NAME, Application, arguments, runnin
 
 pytestmark = pytest.mark.slow
 
-PARTS: dict[str, Any] = {"gateway": {"replicas": 2}, "router": {"replicas": 2}}
 SHARDS = 2
-AT_ONCE = 8
+FLEET = {"drain_s": 0.2}
+AT_ONCE = 4
 
 
 @pytest.fixture(scope="module")
 def rolling(tiny_folder: Path) -> Iterator[Application]:
-    with running(tiny_folder, SHARDS, **PARTS) as application:
+    with running(tiny_folder, SHARDS, fleet=FLEET) as application:
         yield application
 
 
@@ -40,7 +39,8 @@ class Load:
         self.verdicts: list[str] = []
 
     async def learn(self) -> None:
-        self._due = [await mixture.answer(self._http, ask) for ask in self._wanted]
+        answers = (mixture.answer(self._http, ask) for ask in self._wanted)
+        self._due = await asyncio.gather(*answers)
 
     async def run(self) -> None:
         await asyncio.gather(*(self._work(start) for start in range(AT_ONCE)))
@@ -71,11 +71,6 @@ async def pids(application: Application) -> set[int]:
     return {await pid_of(application.actor(name)) for name in application.shards()}
 
 
-async def redeploy(folder: Path, **parts: Any) -> None:
-    arguments_now = arguments(folder, SHARDS, **PARTS, **parts)
-    await asyncio.to_thread(serve.run, build(arguments_now), name=NAME)
-
-
 async def test_new_shards_routers_and_gateways_take_over_without_a_failed_request(
     rolling: Application, tiny_folder: Path
 ) -> None:
@@ -88,7 +83,7 @@ async def test_new_shards_routers_and_gateways_take_over_without_a_failed_reques
         load = Load(http, mixture.asks(MODEL, 28, seed=7))
         await load.learn()
         running = asyncio.create_task(load.run())
-        changed = arguments(tiny_folder, SHARDS, **PARTS)
+        changed = arguments(tiny_folder, SHARDS, fleet=FLEET)
         changed["models"][0]["batching"]["max_num_seqs"] = 48
         await asyncio.to_thread(serve.run, build(changed), name=NAME)
         await until(replaced, within_s=180)
@@ -97,3 +92,4 @@ async def test_new_shards_routers_and_gateways_take_over_without_a_failed_reques
     assert set(load.verdicts) == {"right"}, load.verdicts
     await until(lambda: rolling.is_settled(SHARDS))
     await rolling.verify()
+    assert await rolling.mended() == {}
