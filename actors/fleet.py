@@ -157,12 +157,14 @@ class Fleet:
                 self._stop(found.name)
 
     def _adopt(self, found: Found) -> None:
+        shard, stamp, now = found.life.shard, found.identity.stamp, time.monotonic()
         state = State.READY if found.life.loaded else State.PENDING
-        shard = found.life.shard
         model = shard.model if shard else None
-        stamp, now = found.identity.stamp, time.monotonic()
+        life = found.life
+        if model in self._models:
+            life = replace(life, load_timeout_s=self._models[model].load_timeout_s)
         self._members[found.name] = Member(found.name, model, found.index, state, now, stamp=stamp)
-        self._begin(found.name, lambda: found.life)
+        self._begin(found.name, lambda: life)
 
     def _create(self, wish: Create) -> None:
         now = time.monotonic()

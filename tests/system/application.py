@@ -15,6 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 import httpx
+import psutil
 import ray
 from openai import AsyncOpenAI
 from ray import serve
@@ -113,6 +114,11 @@ class Application:
 
         await until(replaced)
 
+    def replicas(self, deployment: str) -> list[int]:
+        """The processes of a deployment's replicas."""
+        family = psutil.Process().children(recursive=True)
+        return [one.pid for one in family if f"ServeReplica:{NAME}:{deployment}" in _title(one)]
+
     async def mended(self) -> Counter[str]:
         """What the audits of scheduler and shards had to put right, by what was wrong."""
         mended = Counter((await self.scheduler_stats()).mended)
@@ -130,6 +136,13 @@ class Application:
         """The books of the scheduler add up; each shard checks its own as it answers."""
         for name in (SCHEDULER, *self.shards()):
             await self.actor(name).verify.remote()
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
 
 
 def _looks(shard: Any) -> int:

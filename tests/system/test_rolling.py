@@ -10,6 +10,7 @@ import httpx
 import pytest
 from ray import serve
 
+from actors.naming import SCHEDULER
 from benchmarks import mixture
 from deployments.app import build
 from tests.actors.living import pid_of, until
@@ -67,6 +68,15 @@ class Load:
                 self.verdicts.append(mixture.verdict(given, self._due[place]))
 
 
+async def fewest_shards(application: Application, until_done: asyncio.Task[None]) -> int:
+    """How many the scheduler knew at least, while something went on."""
+    fewest = SHARDS
+    while not until_done.done():
+        fewest = min(fewest, len((await application.scheduler_stats()).shards))
+        await asyncio.sleep(0.1)
+    return fewest
+
+
 async def pids(application: Application) -> set[int]:
     return {await pid_of(application.actor(name)) for name in application.shards()}
 
@@ -74,7 +84,7 @@ async def pids(application: Application) -> set[int]:
 async def test_new_shards_routers_and_gateways_take_over_without_a_failed_request(
     rolling: Application, tiny_folder: Path
 ) -> None:
-    before = await pids(rolling)
+    before, scheduler = await pids(rolling), await pid_of(rolling.actor(SCHEDULER))
 
     async def replaced() -> bool:
         return await rolling.is_known(SHARDS) and not before & await pids(rolling)
@@ -83,6 +93,7 @@ async def test_new_shards_routers_and_gateways_take_over_without_a_failed_reques
         load = Load(http, mixture.asks(MODEL, 28, seed=7))
         await load.learn()
         running = asyncio.create_task(load.run())
+        fewest = asyncio.create_task(fewest_shards(rolling, running))
         changed = arguments(tiny_folder, SHARDS, fleet=FLEET)
         changed["models"][0]["batching"]["max_num_seqs"] = 48
         await asyncio.to_thread(serve.run, build(changed), name=NAME)
@@ -90,6 +101,8 @@ async def test_new_shards_routers_and_gateways_take_over_without_a_failed_reques
         await load.end()
         await running
     assert set(load.verdicts) == {"right"}, load.verdicts
+    assert await fewest == SHARDS
+    assert await pid_of(rolling.actor(SCHEDULER)) == scheduler  # nothing of its own changed
     await until(lambda: rolling.is_settled(SHARDS))
     await rolling.verify()
     assert await rolling.mended() == {}
