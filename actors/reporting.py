@@ -135,7 +135,8 @@ class ReportLedger:
 class Reporter:
     """Sends the ledger's reports to whoever is the scheduler now, and outlives any number of them.
 
-    With the scheduler away the shard keeps serving; its next life gets a full report.
+    With the scheduler away the shard keeps serving; its next life gets a full report. `heard`: a
+    scheduler knows of the shard.
     """
 
     def __init__(
@@ -151,6 +152,7 @@ class Reporter:
         self._timing = timing
         self._scheduler: Any = None
         self._news = asyncio.Event()
+        self.heard = asyncio.Event()
 
     def enter(self, outcome: Outcome) -> None:
         self._ledger.enter(outcome)
@@ -187,6 +189,7 @@ class Reporter:
                 self._scheduler = await self._address.look_up()
             async with asyncio.timeout(self._timing.patience_s):
                 self._ledger.acknowledged(await self._scheduler.report.remote(report))
+            self.heard.set()
         except (RayError, NotReady, TimeoutError) as error:
             logger.warning("report %d did not reach the scheduler: %s", report.number, error)
             self._ledger.lost()

@@ -105,6 +105,11 @@ class KVShard:
         self._keep_running(self._settle_again())
         return capacity
 
+    async def introduced(self) -> None:
+        """Wait until a scheduler knows of the shard. Call after `load`."""
+        if self._reporter is not None:
+            await self._reporter.heard.wait()
+
     async def identity(self) -> Identity:
         loaded = self._reporter is not None
         return Identity(self._spec.stamp, self._spec.ref, loaded, self._draining)
