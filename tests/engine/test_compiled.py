@@ -20,7 +20,8 @@ from tests.engine.driving import assignment, engine_of, random_prompt, request, 
 from tests.engine.families import FAMILIES, greedy, make
 
 QUICK = ("llama", "gemma2")
-"""Compiled in every run: the plainest, and the one with windows, soft-capping and four norms."""
+"""Compiled in every run, half a minute each: the plainest, and the one with windows, soft-capping
+and four norms. `-m exhaustive` compiles the others."""
 
 Compiled = tuple[str, Forward]
 
@@ -28,7 +29,7 @@ Compiled = tuple[str, Forward]
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(family, marks=() if family in QUICK else pytest.mark.slow)
+        pytest.param(family, marks=() if family in QUICK else pytest.mark.exhaustive)
         for family in FAMILIES
     ],
 )
@@ -65,9 +66,9 @@ def test_a_request_under_way_does_not_notice_the_change(compiled: Compiled) -> N
 
 def test_in_bfloat16_it_is_as_near_to_float32_as_the_model_itself(tmp_path: Path) -> None:
     path = tmp_path / "program.pt2"
-    model = make("llama").to(torch.bfloat16)
-    compile_model(make("llama").to(torch.bfloat16), path)
-    exact = _logits(make("llama"))
+    model = make("qwen2").to(torch.bfloat16)
+    compile_model(make("qwen2").to(torch.bfloat16), path)
+    exact = _logits(make("qwen2"))
     own, compiled = (
         (_logits(model, program) - exact).square().mean().sqrt()
         for program in (None, load_program(path))
