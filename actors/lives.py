@@ -11,8 +11,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
+from actors.identity import Pulse
 from actors.lifecycle import Event
-from actors.shard import Pulse
 from actors.tasks import first_to_end
 from cluster.errors import ShardLost, ShoalError, StepFailed, Unschedulable
 from cluster.messages import ShardRef

@@ -135,8 +135,7 @@ class ReportLedger:
 class Reporter:
     """Sends the ledger's reports to whoever is the scheduler now, and outlives any number of them.
 
-    With the scheduler away the shard keeps serving; its next life gets a full report. `heard`: a
-    scheduler knows of the shard.
+    With the scheduler away the shard keeps serving; its next life gets a full report.
     """
 
     def __init__(
@@ -145,14 +144,16 @@ class Reporter:
         scheduler: ActorAddress,
         ask_snapshot: Callable[[], None],
         timing: ReportTiming,
+        heard: Callable[[], None] = lambda: None,
     ) -> None:
+        """`heard` is called whenever a scheduler has taken in a report."""
         self._ledger = ledger
+        self._heard = heard
         self._address = scheduler
         self._ask_snapshot = ask_snapshot
         self._timing = timing
         self._scheduler: Any = None
         self._news = asyncio.Event()
-        self.heard = asyncio.Event()
 
     def enter(self, outcome: Outcome) -> None:
         self._ledger.enter(outcome)
@@ -189,7 +190,7 @@ class Reporter:
                 self._scheduler = await self._address.look_up()
             async with asyncio.timeout(self._timing.patience_s):
                 self._ledger.acknowledged(await self._scheduler.report.remote(report))
-            self.heard.set()
+            self._heard()
         except (RayError, NotReady, TimeoutError) as error:
             logger.warning("report %d did not reach the scheduler: %s", report.number, error)
             self._ledger.lost()

@@ -123,7 +123,7 @@ class FleetConfig(Frozen):
         1, ge=0, le=4096, description="Shards of a model begun beside outdated ones; 0: none."
     )
     orphan_s: float = Field(
-        120.0, ge=10, description="Without a Fleet for so long, scheduler and shards end."
+        120.0, ge=10, description="Without a Fleet and a Router for so long, the scheduler ends."
     )
 
 
