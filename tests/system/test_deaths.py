@@ -20,7 +20,7 @@ from tests.system.application import MODEL, Application
 
 pytestmark = pytest.mark.slow
 
-STREAMS = 100
+STREAMS = 40
 DOOR_FREED_S = 30.0
 """A shard gives up a door that has not polled for ten seconds, and looks every two and a half."""
 
@@ -129,13 +129,13 @@ async def test_the_fleet_dies_and_its_successor_looks_after_the_same_shards(
     await until(application.is_settled)
 
 
-async def test_a_gateway_that_dies_holding_many_streams_frees_them(
+async def test_a_gateway_that_dies_holding_streams_frees_what_they_had(
     application: Application,
 ) -> None:
     body = {"model": MODEL, "prompt": "One fish", "max_tokens": 900, "ignore_eos": True}
 
     async def all_run() -> bool:
-        return sum([stats.running for stats in await application.shard_stats()]) == STREAMS
+        return sum([s.running + s.waiting for s in await application.shard_stats()]) == STREAMS
 
     async with application.http() as http:
         ask = {**body, "stream": True}
