@@ -70,8 +70,9 @@ class Dispatch:
         submission, queues = waiting.submission, self._books.queues
         others_wait = queues.depth(submission.model) > 0
         if queues.get(submission.request_id) is None:
-            refusal = self._turn_away(waiting, others_wait, now)
+            refusal = self._unwelcome(waiting, now)
             if refusal is not None:
+                self.accounts.refused(submission, refusal.kind, now)
                 return refusal
         self._books.tenants.reserve(submission, now)  # of a lost lease all was given back
         gathers = self._gathers(submission.model, now)
@@ -87,20 +88,17 @@ class Dispatch:
         self.expiries.note(waiting)
         return None
 
-    def _turn_away(self, waiting: Waiting, others_wait: bool, now: float) -> Refusal | None:
+    def _unwelcome(self, waiting: Waiting, now: float) -> Refusal | None:
         """Why it may not even wait, if so: its budget, no place in the queue, no hope there."""
-        submission = waiting.submission
+        submission, queues = waiting.submission, self._books.queues
         if submission.goes_on:
             return None
         refusal = self._budget_refusal(submission, now)
-        if refusal is not None:
-            self.accounts.refused(submission, refusal.kind, now)
+        if refusal is not None or not queues.depth(submission.model):
             return refusal
-        if not others_wait:
-            return None
-        full = self._books.queues.is_full(submission.sla)
+        full = queues.is_full(submission.sla)
         kind = RefusalKind.QUEUE_FULL if full else self.admission.hopeless(waiting, now)
-        return None if kind is None else self._refuse(submission, kind, now)
+        return None if kind is None else self.admission.refusal(submission, kind)
 
     def _gathers(self, model: str, now: float) -> bool:
         """Whether this arrival waits for others to come."""
@@ -151,9 +149,9 @@ class Dispatch:
         for entry, state in self._books.leases.drain():
             self.accounts.moved(entry, state, now)
             self.park(entry.bill.tenant)
-            window = self._windows.get(entry.lease.shard.model)
-            if window is not None and state is LeaseState.STARTED:
-                window.started(now - entry.bill.since, now)
+            window, since = self._windows.get(entry.lease.shard.model), entry.bill.since
+            if window is not None and since is not None and state is LeaseState.STARTED:
+                window.started(now - since, now)
         yield from self.pump_all(now)
 
     def pump_all(self, now: float) -> Iterator[Tell]:
@@ -236,16 +234,25 @@ class Dispatch:
         """What would become of it now; changes nothing."""
         waiting = self.arrival(submission, now)
         submission = waiting.submission
-        shards = self._books.leases.serving(submission.model)
-        kind = self.admission.objection(waiting, shards, now) or (
-            self.admission.hopeless(waiting, now)
-        )
-        refusal = None if kind is None else self.admission.refusal(submission, kind)
         match = self._books.index.match(submission.page_hashes)
+        shards = self._books.leases.serving(submission.model)
         placement = self._placer.place(submission, shards, match)
+        runs = placement is not None and self._may_run(waiting, now)
         return Forecast(
-            refusal=refusal or self._budget_refusal(submission, now),
+            refusal=self._foreseen(waiting, runs, now),
             wait_s=self.admission.wait_s(submission),
             ahead_tokens=self._books.queues.ahead(submission),
             candidates=placement.candidates if placement else (),
         )
+
+    def _foreseen(self, waiting: Waiting, runs: bool, now: float) -> Refusal | None:
+        """Why it would be refused, if so; `runs` says whether a shard would take it now."""
+        submission = waiting.submission
+        shards = self._books.leases.serving(submission.model)
+        kind = self.admission.objection(waiting, shards, now)
+        if kind is None:
+            refusal = self._unwelcome(waiting, now)
+            if refusal is not None or runs or not self._books.queues.is_full(submission.sla):
+                return refusal
+            kind = RefusalKind.QUEUE_FULL
+        return self.admission.refusal(submission, kind)

@@ -206,12 +206,13 @@ class LeaseBook:
     def _adopted(self, shard: ShardBook, held: HeldRequest, now: float) -> LeaseEntry:
         """The lease that another life of the scheduler, or this one forgetting, must have made.
 
-        What that life charged is forgotten with it, so nothing can be given back here.
+        What that life charged is forgotten with it, so nothing can be given back here, and so is
+        when the request came.
         """
         missing = max(held.prompt_tokens - held.computed_tokens, 0)
         lease = Lease(held.request_id, self._epoch, shard.ref, 0, Reason(0.0, ()))
         load = Load(missing, shard.pages_of(missing) + held.choices, held.choices)
-        bill = Bill(held.tenant, held.sla, now, pages=shard.pages_of(held.prompt_tokens))
+        bill = Bill(held.tenant, held.sla, since=None, pages=shard.pages_of(held.prompt_tokens))
         return LeaseEntry(lease, load, bill, now)
 
     def _enter(self, shard: ShardBook, entry: LeaseEntry, now: float) -> None:

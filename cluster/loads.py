@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -47,11 +47,11 @@ class ShardView(NamedTuple):
 
     @property
     def room_key(self) -> RoomKey:
-        return -self.pages, self.name
+        return -self.places, -self.pages, self.name
 
 
 LoadKey = tuple[float, int, str]
-RoomKey = tuple[int, str]
+RoomKey = tuple[int, int, str]
 
 
 class ModelShards:
@@ -118,10 +118,16 @@ class ModelShards:
         self.refresh()
         return self._views[self._by_load[0][2]].wait_s if self._by_load else 0.0
 
-    def roomiest(self) -> Iterable[ShardView]:
-        """Those that take more, the one that offers most pages first; seldom asked for."""
+    def roomiest(self, places: int) -> Iterator[ShardView]:
+        """Of those that take more and offer so many places: for each number of places the one with
+        most pages. Seldom asked for, and never more than a shard has places.
+        """
         self._sort_rooms()
-        return (self._views[name] for _, name in self._by_room)
+        at = 0
+        while at < len(self._by_room) and -self._by_room[at][0] >= places:
+            offered, _, name = self._by_room[at]
+            yield self._views[name]
+            at = bisect_left(self._by_room, (offered + 1,), lo=at)
 
     def refresh(self) -> None:
         """Work out afresh what changed."""

@@ -101,13 +101,10 @@ class Placer:
         self, submission: Submission, model: ModelShards, match: Match, worth: float
     ) -> list[Option]:
         """One with room, where none of those worth a look has any."""
-        for view in model.roomiest():
+        for view in model.roomiest(submission.choices):
             option = self._option(submission, view, match.pages_of(view.name), worth)
             if option:
                 return [option]
-            uncached = submission.prompt_tokens - cached_tokens(view, submission, match.depth)
-            if view.pages < -(-uncached // view.block_size) + submission.choices:
-                break
         return []
 
     def _option(

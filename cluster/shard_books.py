@@ -58,12 +58,12 @@ class Load(NamedTuple):
 class Bill(NamedTuple):
     """Whose request a lease serves, and what it was charged: output as expected, not as it came.
 
-    `since` is when it was first submitted.
+    `since` is when it was first submitted, None where that was in another life of the scheduler.
     """
 
     tenant: str
     sla: str
-    since: float
+    since: float | None
     uncached_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0

@@ -346,3 +346,15 @@ def test_what_has_gathered_is_placed_as_soon_as_a_shard_is_idle() -> None:
 def test_time_alone_brings_nothing_about_on_an_idle_system(loaded: Loaded) -> None:
     loaded.submit()
     assert loaded.brain.wake_at() == math.inf
+
+
+@pytest.mark.parametrize("computed", [0, 40])
+def test_what_a_restart_finds_on_a_shard_tells_nothing_of_its_time_to_the_first_output(
+    computed: int,
+) -> None:
+    loaded = Loaded(gather_max_s=0.05)
+    held = HeldRequest("a", 40, computed, choices=1, tenant="t", sla="P0")
+    loaded.report(full=True, held=(held,))
+    loaded.now += 1
+    loaded.report(started=("a",))
+    assert loaded.brain.stats().classes["P0"].ttft.count == 0
