@@ -17,6 +17,7 @@ from cluster.expiries import Expiries
 from cluster.explanations import Forecast
 from cluster.lanes import Waiting
 from cluster.messages import Decision, Lease, Reason, Refusal, RefusalKind, Submission
+from cluster.prefixes import Match
 from cluster.routing import Placer
 from cluster.scheduling_config import SchedulingConfig
 from cluster.shard_books import LeaseState
@@ -42,7 +43,13 @@ class Dispatch:
         self.admission = Admission(config, books.queues.ahead)
         self.accounts = Accounts(config, books.queues, books.tenants)
 
-    def arrival(self, submission: Submission, now: float) -> Waiting:
+    def receive(self, submission: Submission, now: float) -> Decision | None:
+        """A lease, a refusal where it may not even wait, or None: it waits now."""
+        match = self._books.index.match(submission.page_hashes)
+        waiting = self._arrival(submission, match, now)
+        return self.objection(waiting, now) or self._take_in(waiting, match, now)
+
+    def _arrival(self, submission: Submission, match: Match, now: float) -> Waiting:
         """A class that the configuration does not know is the default one."""
         if submission.sla not in self._classes:
             submission = replace(submission, sla=self._config.default_class)
@@ -52,21 +59,15 @@ class Dispatch:
         deadline_at = math.inf if submission.deadline_s is None else now + submission.deadline_s
         if before is not None:
             deadline_at = min(deadline_at, before.deadline_at)
-        stood_back_s = self._config.short_first_s * self._uncached_tokens(submission)
+        cached = match.depth * self._books.leases.serving(submission.model).block_size
+        stood_back_s = self._config.short_first_s * (submission.prompt_tokens - cached)
         due = min(deadline_at, since + (sla.ttft_s or sla.aging_s) + stood_back_s)
         expires_at = min(deadline_at, since + sla.queue_timeout_s)
         tokens = submission.prompt_tokens + self._books.tenants.expected_output(submission)
         number = self._books.queues.number(submission)
         return Waiting(submission, since, deadline_at, due, expires_at, tokens, number)
 
-    def _uncached_tokens(self, submission: Submission) -> int:
-        """Of its prompt, as the index has it when the request comes."""
-        shards = self._books.leases.serving(submission.model)
-        depth = self._books.index.match(submission.page_hashes).depth
-        return submission.prompt_tokens - depth * shards.block_size
-
-    def take_in(self, waiting: Waiting, now: float) -> Decision | None:
-        """A lease, a refusal where it may not even wait, or None: it waits now."""
+    def _take_in(self, waiting: Waiting, match: Match, now: float) -> Decision | None:
         submission, queues = waiting.submission, self._books.queues
         others_wait = queues.depth(submission.model) > 0
         if queues.get(submission.request_id) is None:
@@ -78,7 +79,7 @@ class Dispatch:
         gathers = self._gathers(submission.model, now)
         if not others_wait:
             may_run = not gathers and self._may_run(waiting, now)
-            lease = self._grant(waiting, now) if may_run else None
+            lease = self._grant(waiting, match, now) if may_run else None
             if lease is not None:
                 return lease
             if queues.is_full(submission.sla) and not submission.goes_on:
@@ -175,7 +176,8 @@ class Dispatch:
                 continue
             if rank >= below:
                 continue
-            decision = self.objection(waiting, now) or self._grant(waiting, now)
+            match = self._books.index.match(submission.page_hashes)
+            decision = self.objection(waiting, now) or self._grant(waiting, match, now)
             if decision is not None:
                 if isinstance(decision, Lease):
                     self.admission.granted(waiting, now)
@@ -186,13 +188,11 @@ class Dispatch:
             below = rank
         return None
 
-    def _grant(self, waiting: Waiting, now: float) -> Lease | None:
+    def _grant(self, waiting: Waiting, match: Match, now: float) -> Lease | None:
         """On the cheapest shard; None where none has room."""
         submission = waiting.submission
-        match = self._books.index.match(submission.page_hashes)
-        placement = self._placer.place(
-            submission, self._books.leases.serving(submission.model), match
-        )
+        shards = self._books.leases.serving(submission.model)
+        placement = self._placer.place(submission, shards, match)
         if placement is None:
             return None
         self._books.index.use(submission.page_hashes[: match.depth])
@@ -232,9 +232,9 @@ class Dispatch:
 
     def forecast(self, submission: Submission, now: float) -> Forecast:
         """What would become of it now; changes nothing."""
-        waiting = self.arrival(submission, now)
-        submission = waiting.submission
         match = self._books.index.match(submission.page_hashes)
+        waiting = self._arrival(submission, match, now)
+        submission = waiting.submission
         shards = self._books.leases.serving(submission.model)
         placement = self._placer.place(submission, shards, match)
         runs = placement is not None and self._may_run(waiting, now)

@@ -22,12 +22,13 @@ class ShardView(NamedTuple):
     `outstanding` is the work in front of and beside a newcomer, in tokens; `price` what a prompt
     token costs here; `places` and `pages` are what nobody has a lease on; `window` is how many
     prompt tokens may still be leased ahead of what the shard computes, negative where too many are;
-    `wait_s` is how long those that are leased take it, as far as its speed is known.
+    `wait_s` is how long those that are leased take it, as far as its speed is known. By the first
+    three fields views are in order of load.
     """
 
-    name: str
     outstanding: float
     last_grant: int
+    name: str
     price: float
     places: int
     pages: int
@@ -42,15 +43,10 @@ class ShardView(NamedTuple):
         return self.places > 0 and self.pages > 1 and self.window > 0
 
     @property
-    def load_key(self) -> LoadKey:
-        return self.outstanding, self.last_grant, self.name
-
-    @property
     def room_key(self) -> RoomKey:
         return -self.places, -self.pages, self.name
 
 
-LoadKey = tuple[float, int, str]
 RoomKey = tuple[int, int, str]
 
 
@@ -66,7 +62,7 @@ class ModelShards:
         self._config = config
         self._shards: dict[str, ShardBook] = {}
         self._views: dict[str, ShardView] = {}
-        self._by_load: list[LoadKey] = []
+        self._by_load: list[ShardView] = []
         self._by_room: list[RoomKey] = []
         self._rooms: dict[str, RoomKey] = {}
         self._changed: set[str] = set()
@@ -101,22 +97,20 @@ class ModelShards:
         self.taken += places
         self._changed.add(shard.ref.shard)
 
-    def view(self, name: str) -> ShardView:
-        """As of the last `refresh`."""
-        return self._views[name]
-
     def among(self, names: Iterable[str]) -> list[ShardView]:
-        """Those of the shards that serve this model: others may hold the same pages."""
+        """Those of the shards that serve this model, as of the last `refresh`: others may hold the
+        same pages.
+        """
         return [self._views[name] for name in names if name in self._views]
 
     def least_loaded(self, count: int) -> list[ShardView]:
         """Of those that take more, the cheapest for a newcomer without a prefix first."""
-        return [self._views[name] for _, _, name in self._by_load[:count]]
+        return self._by_load[:count]
 
     def wait_s(self) -> float:
         """How long a newcomer without a prefix waits for the prompts in front of it, at least."""
         self.refresh()
-        return self._views[self._by_load[0][2]].wait_s if self._by_load else 0.0
+        return self._by_load[0].wait_s if self._by_load else 0.0
 
     def roomiest(self, places: int) -> Iterator[ShardView]:
         """Of those that take more and offer so many places: for each number of places the one with
@@ -134,11 +128,11 @@ class ModelShards:
         for name in self._changed:
             old = self._views.pop(name, None)
             if old is not None and old.takes_more:
-                del self._by_load[bisect_left(self._by_load, old.load_key)]
+                del self._by_load[bisect_left(self._by_load, old)]
             if name in self._shards:
                 new = self._views[name] = self._look(self._shards[name])
                 if new.takes_more:
-                    insort(self._by_load, new.load_key)
+                    insort(self._by_load, new)
         self._moved |= self._changed
         self._changed.clear()
 
@@ -158,9 +152,9 @@ class ModelShards:
         used = 1.0 - shard.unpromised / shard.capacity.total_pages
         idle = not shard.leases
         return ShardView(
-            name=shard.ref.shard,
             outstanding=shard.prefill_tokens + self._config.decode_tokens * shard.sequences,
             last_grant=shard.last_grant,
+            name=shard.ref.shard,
             price=1.0 + self._config.page_pressure * used,
             places=ENDLESS if idle else shard.capacity.max_num_seqs - shard.sequences,
             pages=ENDLESS if idle else shard.unpromised,
@@ -194,7 +188,7 @@ class ModelShards:
         takers = [view for view in views.values() if view.takes_more]
         if views != self._views:
             raise LedgerBroken("loads: a shard changed without notice")
-        if self._by_load != sorted(view.load_key for view in takers):
+        if self._by_load != sorted(takers):
             raise LedgerBroken(f"loads: {len(takers)} take more, not in order of load")
         if self._by_room != sorted(view.room_key for view in takers):
             raise LedgerBroken(f"loads: {len(takers)} take more, not in order of room")

@@ -23,8 +23,8 @@ in randomized load balancing", 2001), and three cost little."""
 
 GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 
-Option = tuple[float, int, str, int]
-"""Cost, last grant, shard, cached tokens: the smallest is chosen."""
+Option = tuple[float, int, str, int, ShardView]
+"""Cost, last grant, shard, cached tokens, and its view: the smallest is chosen."""
 
 
 class Placement(NamedTuple):
@@ -63,7 +63,7 @@ class Placer:
         if not options:
             return None
         options.sort()
-        _, _, name, cached = options[0]
+        _, _, name, cached, _ = options[0]
         shard = model[name]
         uncached = submission.prompt_tokens - cached
         load = Load(uncached, shard.pages_of(uncached) + submission.choices, submission.choices)
@@ -89,11 +89,12 @@ class Placer:
 
         Where one of the least loaded holds all that anybody holds, no other holder is worth a look.
         """
-        views = model.least_loaded(LEAST_LOADED)
-        if match.depth and not any(match.pages_of(view.name) == match.depth for view in views):
+        held = [(view, match.pages_of(view.name)) for view in model.least_loaded(LEAST_LOADED)]
+        if match.depth and all(pages < match.depth for _, pages in held):
+            known = {view.name for view, _ in held}
             holders = model.among(match.deepest(HOLDERS, self._turn))
-            views += [view for view in holders if view not in views]
-        found = [self._option(submission, v, match.pages_of(v.name), worth) for v in views]
+            held += [(v, match.pages_of(v.name)) for v in holders if v.name not in known]
+        found = [self._option(submission, view, pages, worth) for view, pages in held]
         options = [option for option in found if option is not None]
         return options or self._any_with_room(submission, model, match, worth)
 
@@ -142,7 +143,7 @@ class Placer:
             self._config.load_weight * view.outstanding
             + (submission.prompt_tokens - counted) * view.price
         )
-        return cost, view.last_grant, view.name, cached
+        return cost, view.last_grant, view.name, cached, view
 
 
 def cached_tokens(view: ShardView, submission: Submission, pages: int) -> int:
@@ -151,6 +152,5 @@ def cached_tokens(view: ShardView, submission: Submission, pages: int) -> int:
 
 
 def _candidate(model: ModelShards, option: Option) -> Candidate:
-    cost, _, name, cached = option
-    outstanding = round(model.view(name).outstanding)
-    return Candidate(name, cost, cached, outstanding, model[name].free_pages)
+    cost, _, name, cached, view = option
+    return Candidate(name, cost, cached, round(view.outstanding), model[name].free_pages)

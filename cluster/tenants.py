@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict, deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 from cluster.errors import LedgerBroken
 from cluster.fairness import OutputEstimate
@@ -87,7 +87,12 @@ class Tenant:
     window: SlidingWindow
     outputs: OutputEstimate
     in_hand: int = 0
-    used: Usage = field(default_factory=Usage)
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    page_seconds: float = 0.0
+    served: int = 0
+    refused: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,23 +196,18 @@ class Tenants:
     def served(self, name: str, prompt: int, cached: int, output: int, page_s: float) -> None:
         """A request of tenant `name` ended: its tokens, and its pages x seconds."""
         tenant = self._of(name)
-        used = tenant.used
-        tenant.used = replace(
-            used,
-            served=used.served + 1,
-            prompt_tokens=used.prompt_tokens + prompt,
-            cached_tokens=used.cached_tokens + cached,
-            output_tokens=used.output_tokens + output,
-            page_seconds=used.page_seconds + page_s,
-        )
+        tenant.served += 1
+        tenant.prompt_tokens += prompt
+        tenant.cached_tokens += cached
+        tenant.output_tokens += output
+        tenant.page_seconds += page_s
 
     def refused(self, name: str) -> None:
-        tenant = self._of(name)
-        tenant.used = replace(tenant.used, refused=tenant.used.refused + 1)
+        self._of(name).refused += 1
 
     def usage(self) -> dict[str, Usage]:
         """What each tenant that is remembered has used."""
-        return {name: tenant.used for name, tenant in self._tenants.items()}
+        return {name: _usage(tenant) for name, tenant in self._tenants.items()}
 
     def spent(self, tenant: str, now: float) -> int:
         """Tokens of its window that are used or reserved."""
@@ -255,3 +255,14 @@ class Tenants:
 def most_tokens(submission: Submission) -> int:
     """All that it could come to use: its prompt, and its whole output for each choice."""
     return submission.prompt_tokens + submission.max_tokens * submission.choices
+
+
+def _usage(tenant: Tenant) -> Usage:
+    return Usage(
+        tenant.prompt_tokens,
+        tenant.cached_tokens,
+        tenant.output_tokens,
+        tenant.page_seconds,
+        tenant.served,
+        tenant.refused,
+    )
