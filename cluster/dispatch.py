@@ -37,6 +37,7 @@ class Dispatch:
         self._epoch = epoch
         self._books = books
         self._classes = {sla.name: sla for sla in config.classes}
+        self._ranks = {sla.name: rank for rank, sla in enumerate(config.classes)}
         self._placer = Placer(config.placement)
         self.expiries = Expiries(books.queues)
         self._windows: dict[str, GatheringWindow] = {}
@@ -202,7 +203,8 @@ class Dispatch:
         waited_s = now - waiting.since
         reason = Reason(waited_s, placement.candidates, placement.explored, charged)
         shard, cached = placement.shard.ref, placement.cached_tokens
-        lease = Lease(submission.request_id, self._epoch, shard, cached, reason)
+        rank, tpot_s = self._ranks[submission.sla], self._classes[submission.sla].tpot_s
+        lease = Lease(submission.request_id, self._epoch, shard, cached, reason, rank, tpot_s)
         self._books.leases.grant(lease, placement.load, bill, now)
         self.park(submission.tenant)
         return lease

@@ -358,3 +358,10 @@ def test_what_a_restart_finds_on_a_shard_tells_nothing_of_its_time_to_the_first_
     loaded.now += 1
     loaded.report(started=("a",))
     assert loaded.brain.stats().classes["P0"].ttft.count == 0
+
+
+def test_a_lease_tells_its_shard_the_class_and_its_pace() -> None:
+    loaded = Loaded()
+    lease = loaded.submit("P2")
+    assert isinstance(lease, Lease)
+    assert (lease.rank, lease.tpot_s) == (2, None)
