@@ -9,8 +9,9 @@ Requests come at random moments, the same for all systems, whether or not earlie
 A chat without an answer at the end counts with the time that it has waited, so such a percentile is
 a lower bound.
 
-`classes`: chat is P0 and batch P2, with Shoal's default classes. `fifo`: one class for all. `one`:
-that too, and one sequence at a time on each shard, as a server without batching has it.
+`classes`: chat is P0 and batch P2, with Shoal's default classes, of which P2 may have half of the
+places. `fifo`: one class for all. `one`: that too, and one sequence at a time on each shard, as a
+server without batching has it.
 """
 
 from __future__ import annotations
@@ -35,11 +36,12 @@ from benchmarks.peers import read_setting, shoal
 from benchmarks.records import machine
 from benchmarks.servers import HttpServer, ServerFailed
 from benchmarks.workloads import Prompt, Words, Workload, words_of
+from cluster.scheduling_config import DEFAULT_CLASSES
 
 CHAT, BATCH = (128, 16), (128, 32)
 """Tokens of prompt and output."""
 
-CHATS_PER_S = 0.7
+CHATS_PER_S = 0.5
 FLOOD = 3.0
 """Batch requests come so many times as fast as they could be served alone."""
 
@@ -49,6 +51,15 @@ PROBES = 24
 PATIENCE_S = 8.0
 """Chats are waited for so long after the last could come."""
 
+BATCH_FILL = 0.5
+"""Share of the places that batch may have: chat wants half of these few for itself."""
+
+CLASSES = {
+    "classes": [
+        sla.model_copy(update={"fill": BATCH_FILL if sla.name == "P2" else sla.fill}).model_dump()
+        for sla in DEFAULT_CLASSES
+    ]
+}
 ONE_CLASS = {
     "classes": [{"name": "all", "tiers": ["priority", "flex"], "queue_timeout_s": 3600}],
     "default_class": "all",
@@ -58,7 +69,7 @@ BATCHING = {"max_num_seqs": 8, "max_batch_tokens": 512}
 WINDOW = {"prefill_window_tokens": 256}
 
 SYSTEMS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
-    "classes": (BATCHING, {"placement": WINDOW}),
+    "classes": (BATCHING, {"placement": WINDOW, **CLASSES}),
     "fifo": (BATCHING, {"placement": WINDOW, **ONE_CLASS}),
     "one": ({**BATCHING, "max_num_seqs": 1}, {"placement": WINDOW, **ONE_CLASS}),
 }

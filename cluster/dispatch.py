@@ -193,7 +193,8 @@ class Dispatch:
         """On the cheapest shard; None where none has room."""
         submission = waiting.submission
         shards = self._books.leases.serving(submission.model)
-        placement = self._placer.place(submission, shards, match)
+        rank = self._ranks[submission.sla]
+        placement = self._placer.place(submission, shards, match, rank)
         if placement is None:
             return None
         self._books.index.use(submission.page_hashes[: match.depth])
@@ -203,7 +204,7 @@ class Dispatch:
         waited_s = now - waiting.since
         reason = Reason(waited_s, placement.candidates, placement.explored, charged)
         shard, cached = placement.shard.ref, placement.cached_tokens
-        rank, tpot_s = self._ranks[submission.sla], self._classes[submission.sla].tpot_s
+        tpot_s = self._classes[submission.sla].tpot_s
         lease = Lease(submission.request_id, self._epoch, shard, cached, reason, rank, tpot_s)
         self._books.leases.grant(lease, placement.load, bill, now)
         self.park(submission.tenant)
@@ -238,7 +239,7 @@ class Dispatch:
         waiting = self._arrival(submission, match, now)
         submission = waiting.submission
         shards = self._books.leases.serving(submission.model)
-        placement = self._placer.place(submission, shards, match)
+        placement = self._placer.place(submission, shards, match, self._ranks[submission.sla])
         runs = placement is not None and self._may_run(waiting, now)
         return Forecast(
             refusal=self._foreseen(waiting, runs, now),

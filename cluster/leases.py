@@ -236,7 +236,7 @@ class LeaseBook:
         places = sign * entry.load.sequences
         shard.sequences += places
         if entry.state is not LeaseState.STARTED:
-            shard.prefill_tokens += sign * entry.load.prefill_tokens
+            shard.weigh_prefill(entry.lease.rank, sign * entry.load.prefill_tokens)
             shard.promised_pages += sign * entry.load.pages
         self._models[shard.ref.model].changed(shard, places)
 
@@ -247,6 +247,7 @@ class LeaseBook:
             waiting = [e.load for e in entries if e.state is not LeaseState.STARTED]
             _same(name, "sequences", shard.sequences, sum(e.load.sequences for e in entries))
             _same(name, "tokens", shard.prefill_tokens, sum(w.prefill_tokens for w in waiting))
+            _same(name, "tokens of classes", shard.prefill_tokens, sum(shard.prefill_by_rank))
             _same(name, "pages", shard.promised_pages, sum(w.pages for w in waiting))
             _same(name, "over", 0, sum(e.state in OVER for e in entries))
             _same(name, "strangers", 0, sum(e.lease.shard != shard.ref for e in entries))

@@ -21,7 +21,8 @@ class ShardView(NamedTuple):
 
     `outstanding` is the work in front of and beside a newcomer, in tokens; `price` what a prompt
     token costs here; `places` and `pages` are what nobody has a lease on; `window` is how many
-    prompt tokens may still be leased ahead of what the shard computes, negative where too many are;
+    prompt tokens may still be leased ahead of what the shard computes, negative where too many are,
+    and `behind` those of them that each class goes before, the highest first;
     `wait_s` is how long those that are leased take it, as far as its speed is known. By the first
     three fields views are in order of load.
     """
@@ -33,6 +34,7 @@ class ShardView(NamedTuple):
     places: int
     pages: int
     window: float
+    behind: tuple[int, ...]
     wait_s: float
     longest: int
     block_size: int
@@ -40,7 +42,11 @@ class ShardView(NamedTuple):
     @property
     def takes_more(self) -> bool:
         """Whether any newcomer without a cached prefix could have room."""
-        return self.places > 0 and self.pages > 1 and self.window > 0
+        return self.places > 0 and self.pages > 1 and self.window_of(0) > 0
+
+    def window_of(self, rank: int) -> float:
+        """The window of a class: the prompts of those below it do not stand in its way."""
+        return self.window + (self.behind[rank] if rank < len(self.behind) else 0)
 
     @property
     def room_key(self) -> RoomKey:
@@ -159,6 +165,7 @@ class ModelShards:
             places=ENDLESS if idle else shard.capacity.max_num_seqs - shard.sequences,
             pages=ENDLESS if idle else shard.unpromised,
             window=self._window(shard) - shard.prefill_tokens,
+            behind=_behind(shard.prefill_by_rank),
             wait_s=shard.prefill_tokens / (shard.speed.per_second or math.inf),
             longest=shard.longest,
             block_size=shard.capacity.block_size,
@@ -195,3 +202,8 @@ class ModelShards:
         taken = sum(shard.sequences for shard in self._shards.values())
         if taken != self.taken:
             raise LedgerBroken(f"loads: {self.taken} places kept as taken, {taken} counted")
+
+
+def _behind(by_rank: list[int]) -> tuple[int, ...]:
+    """For each class, the sum of those below it."""
+    return tuple([sum(by_rank[rank + 1 :]) for rank in range(len(by_rank) - 1)])
