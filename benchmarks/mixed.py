@@ -156,11 +156,11 @@ def _run(system: str, flood: float | None, options: argparse.Namespace) -> Mixed
 
 
 def _config(path: Path, batching: Mapping[str, Any], scheduling: Mapping[str, Any]) -> Any:
-    """That of `path` with two shards, and these fields."""
+    """That of `path` with two shards, and these fields; nothing is compiled meanwhile."""
     config = yaml.safe_load(path.read_text())
     [application] = config["applications"]
     [model] = application["args"]["models"]
-    model |= {"shards": 2, "batching": dict(batching)}
+    model |= {"shards": 2, "batching": dict(batching), "compile": "off"}
     application["args"]["scheduling"] = dict(scheduling)
     settings = {"shards": {model["name"]: 2}}
     application["deployments"] = [{"name": "Fleet", "user_config": settings}]

@@ -147,9 +147,8 @@ class Batcher:
                 self._advance(tracked, chunk, scores)
                 deltas += self._deltas(tracked, sampled)
         self._unsettled.remove(plan)
-        beside, target_s = self._paced
-        if beside and took_s is not None:
-            self._pace.record(beside, target_s, took_s)
+        if took_s is not None:
+            self._pace.record(*self._paced, took_s)
         return deltas
 
     def held(self) -> tuple[HeldRequest, ...]:

@@ -28,7 +28,7 @@ class Pace:
 
     def record(self, tokens: int, target_s: float, took_s: float) -> None:
         """A step with so many tokens of lower classes, beside streams of this target, is over."""
-        if took_s > target_s:
+        if tokens and took_s > target_s:
             cut = min(tokens, self._allowed) * max(0.5, target_s / took_s)
             self._allowed = max(int(cut), min(LEAST, self._most))
         elif tokens >= self._allowed:
