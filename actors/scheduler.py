@@ -101,7 +101,8 @@ class BatchScheduler:
         self._clock = clock
         self._brain = SchedulerBrain(config, epoch)
         self._mailboxes: dict[str, Mailbox] = {}
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._wakes_at = math.inf
         self._identity = Identity(stamp)
         self._tether = Tether(tether_s, partial(os._exit, 0))
 
@@ -211,16 +212,20 @@ class BatchScheduler:
         return instructions
 
     def _set_timer(self, due_s: float) -> None:
-        """Wake after `due_s` at the latest; an earlier timer stays, and sets the next itself."""
+        """Wake after `due_s` at the latest; an earlier timer stays, and sets the next itself.
+
+        When it is due is kept here: uvloop, which Ray's actors run on, makes of a timer that is due
+        at once a handle that does not know.
+        """
         loop = asyncio.get_running_loop()
         at = loop.time() + min(max(due_s, 0.0), IDLE_TICK_S)
-        if self._timer is None or at < self._timer.when():
+        if at < self._wakes_at:
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = loop.call_at(at, self._wake)
+            self._timer, self._wakes_at = loop.call_at(at, self._wake), at
 
     def _wake(self) -> None:
-        self._timer = None
+        self._timer, self._wakes_at = None, math.inf
         try:
             self.tick()
         except Exception:  # without timers nothing would expire, and no lost shard be noticed

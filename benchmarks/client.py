@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ DATA = b"data:"
 DONE = b"[DONE]"
 READ_BUFFER = 2**20
 LONGEST_RUN_S = 1200.0
+GIVEN_UP = "not answered by the end"
 
 Asks = Literal["token ids", "text", "chat"]
 
@@ -62,6 +63,34 @@ async def drive(endpoint: Endpoint, workload: Workload) -> tuple[list[Timeline],
         await asyncio.gather(*(_ask(session, places, endpoint, one) for one in exchanges))
         wall = time.perf_counter() - began
     return [_timeline(one) for one in exchanges], wall
+
+
+async def drive_paced(
+    endpoint: Endpoint, prompts: Sequence[tuple[float, Prompt]], ends_s: float
+) -> list[Timeline]:
+    """Send each prompt so many seconds after the start, whether or not others are answered by then.
+
+    What is not answered `ends_s` after the start is given up, which the server sees.
+    """
+    exchanges = [(at_s, _Exchange(prompt)) for at_s, prompt in prompts]
+    async with _session(endpoint) as session:
+        asks = [asyncio.create_task(_ask_at(session, endpoint, *one)) for one in exchanges]
+        _, late = await asyncio.wait(asks, timeout=ends_s)
+        for one in late:
+            one.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+    return [_timeline(exchange) for _, exchange in exchanges]
+
+
+async def _ask_at(
+    session: aiohttp.ClientSession, endpoint: Endpoint, at_s: float, exchange: _Exchange
+) -> None:
+    await asyncio.sleep(at_s)
+    try:
+        await _ask(session, asyncio.Semaphore(), endpoint, exchange)
+    except asyncio.CancelledError:
+        exchange.error = GIVEN_UP
+        raise
 
 
 def _session(endpoint: Endpoint) -> aiohttp.ClientSession:

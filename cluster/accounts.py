@@ -55,7 +55,7 @@ class Accounts:
     def moved(self, entry: LeaseEntry, state: LeaseState, now: float) -> None:
         """A lease started, or is over."""
         if state is LeaseState.STARTED:
-            if entry.bill.sla in self._ttft:
+            if entry.bill.since is not None and entry.bill.sla in self._ttft:
                 self._ttft[entry.bill.sla].record(now - entry.bill.since, now)
         elif state is LeaseState.ENDED:
             self._ended(entry, now)

@@ -3,27 +3,33 @@
 A sequence knows some tokens and has KV for a prefix of them; each step lets computed catch up with
 known. Prefill, decode, forks and recompute after preemption are all that one line.
 
-Order is arrival. Sequences one token behind (decodes) go first, then longer ones in chunks, then
-waiting ones while budget, places and pages last. A sequence short of pages takes them from the
-newest arrival behind it, never from an older one nor from one that is already in the step; if there
-is none it stands still for the step. So the first in line always moves on, and no work is thrown
-away that an older sequence does not need at once.
+Order is class, within bounds, and then arrival. Sequences one token behind (decodes) go first, then
+longer ones in chunks and waiting ones, while budget, places and pages last. A sequence short of
+pages takes them from the newest of the lowest class behind it, never from one before it nor from
+one that is already in the step; if there is none it stands still for the step. So the first in line
+always moves on, and no work is thrown away that an earlier sequence does not need at once.
+
+Where streams have a target for their pace, prompts of lower classes get no more of a step than lets
+them keep it, as far as the clock has told (`pacing`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass
 from functools import partial
 
 from cluster.block_tables import BlockTables, check_room
 from cluster.blocks import BlockPool, page_hashes, root_hash
 from cluster.config import BatchingConfig
+from cluster.drafts import Draft
 from cluster.errors import ContextTooLong, InvalidRequest, LedgerBroken
 from cluster.messages import Assignment, FinishReason, PageHash, TokenDelta, TokenLogprob
+from cluster.pacing import Pace
 from cluster.reports import HeldRequest
 from cluster.roster import Roster
-from cluster.sequences import Family, State, Tracked, finish_reason, track
-from cluster.steps import Chunk, PageCopy, StepPlan, StepResult, pair
+from cluster.sequences import LAST, Family, Place, State, Tracked, finish_reason, track
+from cluster.steps import Chunk, StepPlan, StepResult, pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +57,6 @@ class BatcherStats:
     prefix_hit_tokens: int
 
 
-@dataclass(slots=True)
-class _Draft:
-    """A step plan in the making; `budget` is how many tokens it may still hold."""
-
-    budget: int
-    chunks: list[Chunk] = field(default_factory=list)
-    copies: list[PageCopy] = field(default_factory=list)
-    planned: set[Tracked] = field(default_factory=set)
-
-
 class Batcher:
     """Plans steps and settles their results; the one door to the sequences of a shard.
 
@@ -73,6 +69,8 @@ class Batcher:
         self._tables = BlockTables(pool)
         self._roster = Roster(self._tables, config.places)
         self._max_batch_tokens = config.max_batch_tokens
+        self._pace = Pace(config.max_batch_tokens)
+        self._paced: tuple[int, float] = 0, math.inf
         self._max_model_len = max_model_len
         # Left free when one more starts beside others, or their next pages would preempt it.
         self._reserve = max(1, pool.num_blocks // 100)
@@ -113,22 +111,29 @@ class Batcher:
 
     def plan(self) -> StepPlan | None:
         """The next step, None where there is no work. Where there is, some sequence moves on."""
-        draft = _Draft(self._max_batch_tokens)
+        draft = Draft(self._max_batch_tokens, self._pace.allowed)
         decodes = [one for one in self._roster.running if one.behind == 1]
         prefills = [one for one in self._roster.running if one.behind > 1]
         for tracked in decodes:
             self._draft_chunk(draft, tracked)
+            draft.guard(tracked)
         for tracked in prefills:
+            self._draft_waiting(draft, before=tracked.order)
             self._draft_chunk(draft, tracked)
         self._draft_waiting(draft)
         if not draft.chunks:
             return None
         plan = StepPlan(tuple(draft.chunks), tuple(draft.copies))
+        self._paced = self._pace.allowed - draft.beside, draft.target_s
         self._unsettled.append(plan)
         return plan
 
-    def settle(self, plan: StepPlan, result: StepResult) -> list[TokenDelta]:
+    def settle(
+        self, plan: StepPlan, result: StepResult, took_s: float | None = None
+    ) -> list[TokenDelta]:
         """Enter what the step gave; what it gave for sequences cancelled meanwhile is dropped.
+
+        `took_s` is how long the step took, where somebody looked at the clock.
 
         Raises LedgerBroken where result and plan, or plan and sequences, do not fit together.
         """
@@ -142,6 +147,8 @@ class Batcher:
                 self._advance(tracked, chunk, scores)
                 deltas += self._deltas(tracked, sampled)
         self._unsettled.remove(plan)
+        if took_s is not None:
+            self._pace.record(*self._paced, took_s)
         return deltas
 
     def held(self) -> tuple[HeldRequest, ...]:
@@ -195,26 +202,27 @@ class Batcher:
             return ()
         return page_hashes(tokens, self._pool.block_size, salt)
 
-    def _draft_chunk(self, draft: _Draft, tracked: Tracked) -> None:
+    def _draft_chunk(self, draft: Draft, tracked: Tracked) -> None:
         """Add what budget and pages allow of it, preempting only if not one token fits."""
-        wanted = min(tracked.behind, draft.budget)
+        wanted = min(tracked.behind, draft.room_for(tracked))
         if not wanted or tracked.state is not State.RUNNING:
             return
         while not (count := self._tables.fits(tracked, wanted)):
-            victim = self._roster.newest_behind(tracked, spared=draft.planned)
+            victim = self._roster.victim_behind(tracked, spared=draft.planned)
             if victim is None:
                 return
             self._roster.preempt(victim)
         copy = self._tables.extend(tracked, count)
         if copy is not None:
             draft.copies.append(copy)
-        draft.chunks.append(tracked.next_chunk(count))
-        draft.planned.add(tracked)
-        draft.budget -= count
+        draft.take(tracked, count)
 
-    def _draft_waiting(self, draft: _Draft) -> None:
+    def _draft_waiting(self, draft: Draft, before: Place = LAST) -> None:
         """Let waiting sequences in, as far as there are budget, places and pages to spare."""
-        while draft.budget and not self._awaits_verdict():
+        line = self._roster.waiting
+        while line and line[0].order < before and draft.room_for(line[0]):
+            if self._awaits_verdict():
+                return
             tracked = self._roster.start_next(self._reserve)
             if tracked is None:
                 return

@@ -17,6 +17,7 @@ from cluster.expiries import Expiries
 from cluster.explanations import Forecast
 from cluster.lanes import Waiting
 from cluster.messages import Decision, Lease, Reason, Refusal, RefusalKind, Submission
+from cluster.prefixes import Match
 from cluster.routing import Placer
 from cluster.scheduling_config import SchedulingConfig
 from cluster.shard_books import LeaseState
@@ -36,13 +37,20 @@ class Dispatch:
         self._epoch = epoch
         self._books = books
         self._classes = {sla.name: sla for sla in config.classes}
+        self._ranks = {sla.name: rank for rank, sla in enumerate(config.classes)}
         self._placer = Placer(config.placement)
         self.expiries = Expiries(books.queues)
         self._windows: dict[str, GatheringWindow] = {}
         self.admission = Admission(config, books.queues.ahead)
         self.accounts = Accounts(config, books.queues, books.tenants)
 
-    def arrival(self, submission: Submission, now: float) -> Waiting:
+    def receive(self, submission: Submission, now: float) -> Decision | None:
+        """A lease, a refusal where it may not even wait, or None: it waits now."""
+        match = self._books.index.match(submission.page_hashes)
+        waiting = self._arrival(submission, match, now)
+        return self.objection(waiting, now) or self._take_in(waiting, match, now)
+
+    def _arrival(self, submission: Submission, match: Match, now: float) -> Waiting:
         """A class that the configuration does not know is the default one."""
         if submission.sla not in self._classes:
             submission = replace(submission, sla=self._config.default_class)
@@ -52,32 +60,27 @@ class Dispatch:
         deadline_at = math.inf if submission.deadline_s is None else now + submission.deadline_s
         if before is not None:
             deadline_at = min(deadline_at, before.deadline_at)
-        stood_back_s = self._config.short_first_s * self._uncached_tokens(submission)
+        cached = match.depth * self._books.leases.serving(submission.model).block_size
+        stood_back_s = self._config.short_first_s * (submission.prompt_tokens - cached)
         due = min(deadline_at, since + (sla.ttft_s or sla.aging_s) + stood_back_s)
         expires_at = min(deadline_at, since + sla.queue_timeout_s)
         tokens = submission.prompt_tokens + self._books.tenants.expected_output(submission)
         number = self._books.queues.number(submission)
         return Waiting(submission, since, deadline_at, due, expires_at, tokens, number)
 
-    def _uncached_tokens(self, submission: Submission) -> int:
-        """Of its prompt, as the index has it when the request comes."""
-        shards = self._books.leases.serving(submission.model)
-        depth = self._books.index.match(submission.page_hashes).depth
-        return submission.prompt_tokens - depth * shards.block_size
-
-    def take_in(self, waiting: Waiting, now: float) -> Decision | None:
-        """A lease, a refusal where it may not even wait, or None: it waits now."""
+    def _take_in(self, waiting: Waiting, match: Match, now: float) -> Decision | None:
         submission, queues = waiting.submission, self._books.queues
         others_wait = queues.depth(submission.model) > 0
         if queues.get(submission.request_id) is None:
-            refusal = self._turn_away(waiting, others_wait, now)
+            refusal = self._unwelcome(waiting, now)
             if refusal is not None:
+                self.accounts.refused(submission, refusal.kind, now)
                 return refusal
         self._books.tenants.reserve(submission, now)  # of a lost lease all was given back
         gathers = self._gathers(submission.model, now)
         if not others_wait:
             may_run = not gathers and self._may_run(waiting, now)
-            lease = self._grant(waiting, now) if may_run else None
+            lease = self._grant(waiting, match, now) if may_run else None
             if lease is not None:
                 return lease
             if queues.is_full(submission.sla) and not submission.goes_on:
@@ -87,20 +90,17 @@ class Dispatch:
         self.expiries.note(waiting)
         return None
 
-    def _turn_away(self, waiting: Waiting, others_wait: bool, now: float) -> Refusal | None:
+    def _unwelcome(self, waiting: Waiting, now: float) -> Refusal | None:
         """Why it may not even wait, if so: its budget, no place in the queue, no hope there."""
-        submission = waiting.submission
+        submission, queues = waiting.submission, self._books.queues
         if submission.goes_on:
             return None
         refusal = self._budget_refusal(submission, now)
-        if refusal is not None:
-            self.accounts.refused(submission, refusal.kind, now)
+        if refusal is not None or not queues.depth(submission.model):
             return refusal
-        if not others_wait:
-            return None
-        full = self._books.queues.is_full(submission.sla)
+        full = queues.is_full(submission.sla)
         kind = RefusalKind.QUEUE_FULL if full else self.admission.hopeless(waiting, now)
-        return None if kind is None else self._refuse(submission, kind, now)
+        return None if kind is None else self.admission.refusal(submission, kind)
 
     def _gathers(self, model: str, now: float) -> bool:
         """Whether this arrival waits for others to come."""
@@ -151,9 +151,9 @@ class Dispatch:
         for entry, state in self._books.leases.drain():
             self.accounts.moved(entry, state, now)
             self.park(entry.bill.tenant)
-            window = self._windows.get(entry.lease.shard.model)
-            if window is not None and state is LeaseState.STARTED:
-                window.started(now - entry.bill.since, now)
+            window, since = self._windows.get(entry.lease.shard.model), entry.bill.since
+            if window is not None and since is not None and state is LeaseState.STARTED:
+                window.started(now - since, now)
         yield from self.pump_all(now)
 
     def pump_all(self, now: float) -> Iterator[Tell]:
@@ -177,7 +177,8 @@ class Dispatch:
                 continue
             if rank >= below:
                 continue
-            decision = self.objection(waiting, now) or self._grant(waiting, now)
+            match = self._books.index.match(submission.page_hashes)
+            decision = self.objection(waiting, now) or self._grant(waiting, match, now)
             if decision is not None:
                 if isinstance(decision, Lease):
                     self.admission.granted(waiting, now)
@@ -188,13 +189,12 @@ class Dispatch:
             below = rank
         return None
 
-    def _grant(self, waiting: Waiting, now: float) -> Lease | None:
+    def _grant(self, waiting: Waiting, match: Match, now: float) -> Lease | None:
         """On the cheapest shard; None where none has room."""
         submission = waiting.submission
-        match = self._books.index.match(submission.page_hashes)
-        placement = self._placer.place(
-            submission, self._books.leases.serving(submission.model), match
-        )
+        shards = self._books.leases.serving(submission.model)
+        rank = self._ranks[submission.sla]
+        placement = self._placer.place(submission, shards, match, rank)
         if placement is None:
             return None
         self._books.index.use(submission.page_hashes[: match.depth])
@@ -204,7 +204,8 @@ class Dispatch:
         waited_s = now - waiting.since
         reason = Reason(waited_s, placement.candidates, placement.explored, charged)
         shard, cached = placement.shard.ref, placement.cached_tokens
-        lease = Lease(submission.request_id, self._epoch, shard, cached, reason)
+        tpot_s = self._classes[submission.sla].tpot_s
+        lease = Lease(submission.request_id, self._epoch, shard, cached, reason, rank, tpot_s)
         self._books.leases.grant(lease, placement.load, bill, now)
         self.park(submission.tenant)
         return lease
@@ -234,18 +235,27 @@ class Dispatch:
 
     def forecast(self, submission: Submission, now: float) -> Forecast:
         """What would become of it now; changes nothing."""
-        waiting = self.arrival(submission, now)
+        match = self._books.index.match(submission.page_hashes)
+        waiting = self._arrival(submission, match, now)
         submission = waiting.submission
         shards = self._books.leases.serving(submission.model)
-        kind = self.admission.objection(waiting, shards, now) or (
-            self.admission.hopeless(waiting, now)
-        )
-        refusal = None if kind is None else self.admission.refusal(submission, kind)
-        match = self._books.index.match(submission.page_hashes)
-        placement = self._placer.place(submission, shards, match)
+        placement = self._placer.place(submission, shards, match, self._ranks[submission.sla])
+        runs = placement is not None and self._may_run(waiting, now)
         return Forecast(
-            refusal=refusal or self._budget_refusal(submission, now),
+            refusal=self._foreseen(waiting, runs, now),
             wait_s=self.admission.wait_s(submission),
             ahead_tokens=self._books.queues.ahead(submission),
             candidates=placement.candidates if placement else (),
         )
+
+    def _foreseen(self, waiting: Waiting, runs: bool, now: float) -> Refusal | None:
+        """Why it would be refused, if so; `runs` says whether a shard would take it now."""
+        submission = waiting.submission
+        shards = self._books.leases.serving(submission.model)
+        kind = self.admission.objection(waiting, shards, now)
+        if kind is None:
+            refusal = self._unwelcome(waiting, now)
+            if refusal is not None or runs or not self._books.queues.is_full(submission.sla):
+                return refusal
+            kind = RefusalKind.QUEUE_FULL
+        return self.admission.refusal(submission, kind)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from cluster.failover import original_id
 from cluster.messages import Candidate, Decision, Refusal
 
 
@@ -31,7 +32,7 @@ class Forecast:
 
 
 class DecisionLog:
-    """The last `max_decisions` decisions."""
+    """The last `max_decisions` decisions, under the ids that their requests had at first."""
 
     def __init__(self, max_decisions: int) -> None:
         self._max_decisions = max_decisions
@@ -41,15 +42,17 @@ class DecisionLog:
         return len(self._decided)
 
     def record(self, decision: Decision, now: float) -> None:
-        """The latest of a request is the one that counts."""
-        self._decided.pop(decision.request_id, None)
-        self._decided[decision.request_id] = decision, now
+        """The latest of a request is the one that counts, whichever attempt it was for."""
+        request_id = original_id(decision.request_id)
+        self._decided.pop(request_id, None)
+        self._decided[request_id] = decision, now
         if len(self._decided) > self._max_decisions:
             self._decided.popitem(last=False)
 
     def explain(self, request_id: str, now: float) -> Explanation | None:
         """None where it was never decided, or too long ago."""
-        if request_id not in self._decided:
+        decided = self._decided.get(original_id(request_id))
+        if decided is None:
             return None
-        decision, at = self._decided[request_id]
+        decision, at = decided
         return Explanation(decision, now - at)

@@ -20,6 +20,8 @@ from cluster.errors import (
 )
 from cluster.messages import Emitted, TokenDelta
 
+_ATTEMPT = "~"
+
 FAILED_STEPS = 2
 """Steps in a row that may fail with a request in them before it is refused: a shard that can say
 whom it computed leaves no doubt who was there."""
@@ -27,6 +29,16 @@ whom it computed leaves no doubt who was there."""
 SILENT_DEATHS = 3
 """The same for shards that went without a word. Something from outside may have killed them, so one
 more has to die, and that one while the request is tried by itself."""
+
+
+def attempt_id(request_id: str, number: int) -> str:
+    """What the request is called as it is asked for again, for the `number`th time."""
+    return f"{request_id}{_ATTEMPT}{number}" if number else request_id
+
+
+def original_id(request_id: str) -> str:
+    """What the request was called when it was asked for first."""
+    return request_id.partition(_ATTEMPT)[0]
 
 
 class Transcript:

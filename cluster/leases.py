@@ -208,12 +208,13 @@ class LeaseBook:
     def _adopted(self, shard: ShardBook, held: HeldRequest, now: float) -> LeaseEntry:
         """The lease that another life of the scheduler, or this one forgetting, must have made.
 
-        What that life charged is forgotten with it, so nothing can be given back here.
+        What that life charged is forgotten with it, so nothing can be given back here, and so is
+        when the request came.
         """
         missing = max(held.prompt_tokens - held.computed_tokens, 0)
         lease = Lease(held.request_id, self._epoch, shard.ref, 0, Reason(0.0, ()))
         load = Load(missing, shard.pages_of(missing) + held.choices, held.choices)
-        bill = Bill(held.tenant, held.sla, now, pages=shard.pages_of(held.prompt_tokens))
+        bill = Bill(held.tenant, held.sla, since=None, pages=shard.pages_of(held.prompt_tokens))
         return LeaseEntry(lease, load, bill, now)
 
     def _enter(self, shard: ShardBook, entry: LeaseEntry, now: float) -> None:
@@ -237,7 +238,7 @@ class LeaseBook:
         places = sign * entry.load.sequences
         shard.sequences += places
         if entry.state is not LeaseState.STARTED:
-            shard.prefill_tokens += sign * entry.load.prefill_tokens
+            shard.weigh_prefill(entry.lease.rank, sign * entry.load.prefill_tokens)
             shard.promised_pages += sign * entry.load.pages
         self._models[shard.ref.model].changed(shard, places)
 
@@ -248,6 +249,7 @@ class LeaseBook:
             waiting = [e.load for e in entries if e.state is not LeaseState.STARTED]
             _same(name, "sequences", shard.sequences, sum(e.load.sequences for e in entries))
             _same(name, "tokens", shard.prefill_tokens, sum(w.prefill_tokens for w in waiting))
+            _same(name, "tokens of classes", shard.prefill_tokens, sum(shard.prefill_by_rank))
             _same(name, "pages", shard.promised_pages, sum(w.pages for w in waiting))
             _same(name, "over", 0, sum(e.state in OVER for e in entries))
             _same(name, "strangers", 0, sum(e.lease.shard != shard.ref for e in entries))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -21,17 +21,20 @@ class ShardView(NamedTuple):
 
     `outstanding` is the work in front of and beside a newcomer, in tokens; `price` what a prompt
     token costs here; `places` and `pages` are what nobody has a lease on; `window` is how many
-    prompt tokens may still be leased ahead of what the shard computes, negative where too many are;
-    `wait_s` is how long those that are leased take it, as far as its speed is known.
+    prompt tokens may still be leased ahead of what the shard computes, negative where too many are,
+    and `behind` those of them that each class goes before, the highest first;
+    `wait_s` is how long those that are leased take it, as far as its speed is known. By the first
+    three fields views are in order of load.
     """
 
-    name: str
     outstanding: float
     last_grant: int
+    name: str
     price: float
     places: int
     pages: int
     window: float
+    behind: tuple[int, ...]
     wait_s: float
     longest: int
     block_size: int
@@ -39,19 +42,18 @@ class ShardView(NamedTuple):
     @property
     def takes_more(self) -> bool:
         """Whether any newcomer without a cached prefix could have room."""
-        return self.places > 0 and self.pages > 1 and self.window > 0
+        return self.places > 0 and self.pages > 1 and self.window_of(0) > 0
 
-    @property
-    def load_key(self) -> LoadKey:
-        return self.outstanding, self.last_grant, self.name
+    def window_of(self, rank: int) -> float:
+        """The window of a class: the prompts of those below it do not stand in its way."""
+        return self.window + (self.behind[rank] if rank < len(self.behind) else 0)
 
     @property
     def room_key(self) -> RoomKey:
-        return -self.pages, self.name
+        return -self.places, -self.pages, self.name
 
 
-LoadKey = tuple[float, int, str]
-RoomKey = tuple[int, str]
+RoomKey = tuple[int, int, str]
 
 
 class ModelShards:
@@ -66,7 +68,7 @@ class ModelShards:
         self._config = config
         self._shards: dict[str, ShardBook] = {}
         self._views: dict[str, ShardView] = {}
-        self._by_load: list[LoadKey] = []
+        self._by_load: list[ShardView] = []
         self._by_room: list[RoomKey] = []
         self._rooms: dict[str, RoomKey] = {}
         self._changed: set[str] = set()
@@ -101,38 +103,42 @@ class ModelShards:
         self.taken += places
         self._changed.add(shard.ref.shard)
 
-    def view(self, name: str) -> ShardView:
-        """As of the last `refresh`."""
-        return self._views[name]
-
     def among(self, names: Iterable[str]) -> list[ShardView]:
-        """Those of the shards that serve this model: others may hold the same pages."""
+        """Those of the shards that serve this model, as of the last `refresh`: others may hold the
+        same pages.
+        """
         return [self._views[name] for name in names if name in self._views]
 
     def least_loaded(self, count: int) -> list[ShardView]:
         """Of those that take more, the cheapest for a newcomer without a prefix first."""
-        return [self._views[name] for _, _, name in self._by_load[:count]]
+        return self._by_load[:count]
 
     def wait_s(self) -> float:
         """How long a newcomer without a prefix waits for the prompts in front of it, at least."""
         self.refresh()
-        return self._views[self._by_load[0][2]].wait_s if self._by_load else 0.0
+        return self._by_load[0].wait_s if self._by_load else 0.0
 
-    def roomiest(self) -> Iterable[ShardView]:
-        """Those that take more, the one that offers most pages first; seldom asked for."""
+    def roomiest(self, places: int) -> Iterator[ShardView]:
+        """Of those that take more and offer so many places: for each number of places the one with
+        most pages. Seldom asked for, and never more than a shard has places.
+        """
         self._sort_rooms()
-        return (self._views[name] for _, name in self._by_room)
+        at = 0
+        while at < len(self._by_room) and -self._by_room[at][0] >= places:
+            offered, _, name = self._by_room[at]
+            yield self._views[name]
+            at = bisect_left(self._by_room, (offered + 1,), lo=at)
 
     def refresh(self) -> None:
         """Work out afresh what changed."""
         for name in self._changed:
             old = self._views.pop(name, None)
             if old is not None and old.takes_more:
-                del self._by_load[bisect_left(self._by_load, old.load_key)]
+                del self._by_load[bisect_left(self._by_load, old)]
             if name in self._shards:
                 new = self._views[name] = self._look(self._shards[name])
                 if new.takes_more:
-                    insort(self._by_load, new.load_key)
+                    insort(self._by_load, new)
         self._moved |= self._changed
         self._changed.clear()
 
@@ -153,13 +159,14 @@ class ModelShards:
         idle = not shard.leases
         places = ENDLESS if idle else shard.capacity.max_num_seqs - shard.sequences
         return ShardView(
-            name=shard.ref.shard,
             outstanding=shard.prefill_tokens + self._config.decode_tokens * shard.sequences,
             last_grant=shard.last_grant,
+            name=shard.ref.shard,
             price=1.0 + self._config.page_pressure * used,
             places=0 if shard.leaving else places,
             pages=ENDLESS if idle else shard.unpromised,
             window=self._window(shard) - shard.prefill_tokens,
+            behind=_behind(shard.prefill_by_rank),
             wait_s=shard.prefill_tokens / (shard.speed.per_second or math.inf),
             longest=shard.longest,
             block_size=shard.capacity.block_size,
@@ -189,10 +196,15 @@ class ModelShards:
         takers = [view for view in views.values() if view.takes_more]
         if views != self._views:
             raise LedgerBroken("loads: a shard changed without notice")
-        if self._by_load != sorted(view.load_key for view in takers):
+        if self._by_load != sorted(takers):
             raise LedgerBroken(f"loads: {len(takers)} take more, not in order of load")
         if self._by_room != sorted(view.room_key for view in takers):
             raise LedgerBroken(f"loads: {len(takers)} take more, not in order of room")
         taken = sum(shard.sequences for shard in self._shards.values())
         if taken != self.taken:
             raise LedgerBroken(f"loads: {self.taken} places kept as taken, {taken} counted")
+
+
+def _behind(by_rank: list[int]) -> tuple[int, ...]:
+    """For each class, the sum of those below it."""
+    return tuple([sum(by_rank[rank + 1 :]) for rank in range(len(by_rank) - 1)])

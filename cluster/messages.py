@@ -133,13 +133,19 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The scheduler's promise, in its life `epoch`, that `shard` has room for the request."""
+    """The scheduler's promise, in its life `epoch`, that `shard` has room for the request.
+
+    `rank` counts the classes above the request's, and `tpot_s` is what its class promises of each
+    further token: by these the shard puts those in order that meet there.
+    """
 
     request_id: str
     epoch: int
     shard: ShardRef
     cached_tokens: int
     reason: Reason
+    rank: int = 0
+    tpot_s: float | None = None
 
 
 class RefusalKind(StrEnum):

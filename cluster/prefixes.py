@@ -128,10 +128,9 @@ class PrefixIndex:
     def match(self, pages: Sequence[PageHash]) -> Match:
         """Who holds how many of the leading `pages`; changes nothing."""
         levels: list[tuple[int, int]] = []
-        holders_of = self._holders.get
         alive = EVERYBODY
-        for depth, page in enumerate(pages):
-            further = alive & holders_of(page, 0)
+        for depth, holders in enumerate(map(self._holders.get, pages)):
+            further = alive & holders if holders else 0
             if further != alive:
                 if depth:
                     levels.append((depth, alive))
@@ -144,8 +143,9 @@ class PrefixIndex:
 
     def use(self, pages: Sequence[PageHash]) -> None:
         """These pages, all of them known, were of use, and are forgotten later for it."""
+        move_to_end = self._holders.move_to_end
         for page in reversed(pages):
-            self._holders.move_to_end(page)
+            move_to_end(page)
 
     def _bit(self, shard: str) -> int:
         """The number of the shard's bit; a dropped shard's number is given again."""

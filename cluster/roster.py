@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_right, insort
 
 from cluster.block_tables import BlockTables
 from cluster.errors import IllegalTransition, LedgerBroken
-from cluster.sequences import Family, State, Tracked
+from cluster.sequences import Family, Place, State, Tracked
 from cluster.steps import Sequence
 
 
 class Roster:
-    """All families, and two lines of sequences in order of arrival: running and waiting.
+    """All families, and two lines of sequences in order of class and arrival: running and waiting.
 
-    A preempted sequence comes back into the waiting line at its place by arrival, which is before
-    all that have not run yet.
+    A preempted sequence comes back into the waiting line at its own place, which is before all of
+    its class that have not run yet.
     """
 
     def __init__(self, tables: BlockTables, places: int) -> None:
@@ -65,14 +65,10 @@ class Roster:
             else:
                 self._wait(follower)
 
-    def newest_behind(self, tracked: Tracked, spared: set[Tracked]) -> Tracked | None:
-        """The newest running sequence that arrived after `tracked` and is not spared."""
-        for other in reversed(self.running):
-            if other is tracked:
-                return None
-            if other not in spared:
-                return other
-        return None
+    def victim_behind(self, tracked: Tracked, spared: set[Tracked]) -> Tracked | None:
+        """Of those that run behind `tracked` and are not spared, the newest of the lowest class."""
+        behind = self.running[bisect_right(self.running, tracked.order, key=_order) :]
+        return max((one for one in behind if one not in spared), key=_expendable, default=None)
 
     def preempt(self, victim: Tracked) -> None:
         """Take pages and place away; all it knows stays, to be computed again."""
@@ -132,8 +128,12 @@ class Roster:
             self._wait(awaiting[0])
 
 
-def _order(tracked: Tracked) -> tuple[int, int]:
+def _order(tracked: Tracked) -> Place:
     return tracked.order
+
+
+def _expendable(tracked: Tracked) -> tuple[int, Place]:
+    return tracked.family.rank, tracked.order
 
 
 def _verify_line(line: list[Tracked], members: list[Tracked], states: set[State]) -> None:

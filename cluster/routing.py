@@ -23,8 +23,16 @@ in randomized load balancing", 2001), and three cost little."""
 
 GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 
-Option = tuple[float, int, str, int]
-"""Cost, last grant, shard, cached tokens: the smallest is chosen."""
+Option = tuple[float, int, str, int, ShardView]
+"""Cost, last grant, shard, cached tokens, and its view: the smallest is chosen."""
+
+
+class Wish(NamedTuple):
+    """A request, the classes above its own, and from how many tokens on a cached prefix counts."""
+
+    submission: Submission
+    rank: int
+    worth: float
 
 
 class Placement(NamedTuple):
@@ -54,16 +62,20 @@ class Placer:
         self._config = config
         self._turn = 1
 
-    def place(self, submission: Submission, model: ModelShards, match: Match) -> Placement | None:
-        """The cheapest with room, or None where none has any; commits to nothing."""
+    def place(
+        self, submission: Submission, model: ModelShards, match: Match, rank: int = 0
+    ) -> Placement | None:
+        """The cheapest with room for a request with so many classes above its own, or None where
+        none has any; commits to nothing.
+        """
         model.refresh()
         explores = self._explores()
         worth = math.inf if explores else self._config.affinity_min_tokens
-        options = self._options(submission, model, match, worth)
+        options = self._options(Wish(submission, rank, worth), model, match)
         if not options:
             return None
         options.sort()
-        _, _, name, cached = options[0]
+        _, _, name, cached, _ = options[0]
         shard = model[name]
         uncached = submission.prompt_tokens - cached
         load = Load(uncached, shard.pages_of(uncached) + submission.choices, submission.choices)
@@ -82,37 +94,29 @@ class Placer:
         """
         return self._turn * GOLDEN % 1.0 < self._config.explore
 
-    def _options(
-        self, submission: Submission, model: ModelShards, match: Match, worth: float
-    ) -> list[Option]:
+    def _options(self, wish: Wish, model: ModelShards, match: Match) -> list[Option]:
         """Those with room, of the least loaded and of the holders; else any that has room.
 
         Where one of the least loaded holds all that anybody holds, no other holder is worth a look.
         """
-        views = model.least_loaded(LEAST_LOADED)
-        if match.depth and not any(match.pages_of(view.name) == match.depth for view in views):
+        held = [(view, match.pages_of(view.name)) for view in model.least_loaded(LEAST_LOADED)]
+        if match.depth and all(pages < match.depth for _, pages in held):
+            known = {view.name for view, _ in held}
             holders = model.among(match.deepest(HOLDERS, self._turn))
-            views += [view for view in holders if view not in views]
-        found = [self._option(submission, v, match.pages_of(v.name), worth) for v in views]
+            held += [(v, match.pages_of(v.name)) for v in holders if v.name not in known]
+        found = [self._option(wish, view, pages) for view, pages in held]
         options = [option for option in found if option is not None]
-        return options or self._any_with_room(submission, model, match, worth)
+        return options or self._any_with_room(wish, model, match)
 
-    def _any_with_room(
-        self, submission: Submission, model: ModelShards, match: Match, worth: float
-    ) -> list[Option]:
+    def _any_with_room(self, wish: Wish, model: ModelShards, match: Match) -> list[Option]:
         """One with room, where none of those worth a look has any."""
-        for view in model.roomiest():
-            option = self._option(submission, view, match.pages_of(view.name), worth)
+        for view in model.roomiest(wish.submission.choices):
+            option = self._option(wish, view, match.pages_of(view.name))
             if option:
                 return [option]
-            uncached = submission.prompt_tokens - cached_tokens(view, submission, match.depth)
-            if view.pages < -(-uncached // view.block_size) + submission.choices:
-                break
         return []
 
-    def _option(
-        self, submission: Submission, view: ShardView, pages: int, worth: float
-    ) -> Option | None:
+    def _option(self, wish: Wish, view: ShardView, pages: int) -> Option | None:
         """What the request takes until and beside its first output, in tokens to compute.
 
             uncached prompt                         what this request adds
@@ -127,16 +131,17 @@ class Placer:
         requests where it was first.
 
         None without room: places for all choices, pages for the prompt and a first page of output
-        each, and a turn, which is less prompt leased ahead of it than the window and `patience`
-        times its cached prefix: this request could be served elsewhere before, but what it finds
-        cached spares everybody's time.
+        each, and a turn, which is less prompt leased of its class and those above than the window
+        and `patience` times its cached prefix: this request could be served elsewhere before, but
+        what it finds cached spares everybody's time.
         """
+        submission, rank, worth = wish
         cached = cached_tokens(view, submission, pages) if pages else 0
         uncached = submission.prompt_tokens - cached
         if (
             submission.choices > view.places
             or -(-uncached // view.block_size) + submission.choices > view.pages
-            or view.window + self._config.patience * cached <= 0
+            or view.window_of(rank) + self._config.patience * cached <= 0
             or not could_hold(view.longest, submission)
         ):
             return None
@@ -145,7 +150,7 @@ class Placer:
             self._config.load_weight * view.outstanding
             + (submission.prompt_tokens - counted) * view.price
         )
-        return cost, view.last_grant, view.name, cached
+        return cost, view.last_grant, view.name, cached, view
 
 
 def cached_tokens(view: ShardView, submission: Submission, pages: int) -> int:
@@ -154,6 +159,5 @@ def cached_tokens(view: ShardView, submission: Submission, pages: int) -> int:
 
 
 def _candidate(model: ModelShards, option: Option) -> Candidate:
-    cost, _, name, cached = option
-    outstanding = round(model.view(name).outstanding)
-    return Candidate(name, cost, cached, outstanding, model[name].free_pages)
+    cost, _, name, cached, view = option
+    return Candidate(name, cost, cached, round(view.outstanding), model[name].free_pages)

@@ -100,8 +100,7 @@ class SchedulerBrain:
         if entry is not None:
             yield Tell(submission.router, entry.lease)
             return
-        waiting = self._dispatch.arrival(submission, now)
-        decision = self._dispatch.objection(waiting, now) or self._dispatch.take_in(waiting, now)
+        decision = self._dispatch.receive(submission, now)
         if decision is not None:
             yield Tell(submission.router, decision)
         elif self._dispatch.has_turn(submission, now):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -32,18 +33,33 @@ TRANSITIONS: dict[State, frozenset[State]] = {
 }
 
 
+Place = tuple[float, int, int]
+
+LAST: Place = (math.inf, 0, 0)
+"""Behind everybody."""
+
+OVERTAKERS = 64
+"""Later arrivals of the next higher class that may go before a request, and no more: so a shard
+that always has some of them starves nobody."""
+
+
+def place_of(arrival: int, rank: int, choice: int) -> Place:
+    """Where a sequence stands in line: by class, within bounds, then by arrival, then by choice."""
+    return arrival + OVERTAKERS * rank, arrival, choice
+
+
 @dataclass(slots=True, eq=False)
 class Tracked:
     """One sequence and what batching has to remember of it.
 
-    `order` is its arrival: the request's number on this shard, then the choice. `hashes` are
-    those of its full pages as far as they were needed yet; those of the tokens that it came with
-    are there from the start.
+    `order` is its place in both lines (see `place_of`). `hashes` are those of its full
+    pages as far as they were needed yet; those of the tokens that it came with are there from the
+    start.
     """
 
     sequence: Sequence
     family: Family
-    order: tuple[int, int]
+    order: Place
     hashes: list[PageHash]
     state: State = State.WAITING
 
@@ -83,11 +99,13 @@ class Family:
     The `leader` (a choice) computes the prompt, the others fork from it. `scores` are the
     prompt's log probabilities so far, None where nobody asked or they are delivered. `produced`
     counts the output tokens of the choices that have ended. `suspect`: a shard died of it, or of
-    what ran beside it.
+    what ran beside it. `rank` and `tpot_s` are those of its lease.
     """
 
     request: Request
     root: PageHash
+    rank: int = 0
+    tpot_s: float | None = None
     members: dict[int, Tracked] = field(default_factory=dict)
     leader: int = 0
     scores: list[TokenLogprob | None] | None = None
@@ -142,6 +160,8 @@ def track(
     family = Family(
         request,
         root,
+        rank=assignment.lease.rank,
+        tpot_s=assignment.lease.tpot_s,
         leader=min(outputs),
         scores=[None] if owes_scores else None,
         suspect=assignment.suspect,
@@ -151,7 +171,8 @@ def track(
         sequence = Sequence(request, choice, [*request.prompt, *output])
         state = State.WAITING if choice == family.leader else State.AWAITING_LEADER
         known = hashes(request.prompt + output) if output else prompt_hashes
-        family.members[choice] = Tracked(sequence, family, (arrival, choice), list(known), state)
+        place = place_of(arrival, family.rank, choice)
+        family.members[choice] = Tracked(sequence, family, place, list(known), state)
     return family
 
 

@@ -58,12 +58,12 @@ class Load(NamedTuple):
 class Bill(NamedTuple):
     """Whose request a lease serves, and what it was charged: output as expected, not as it came.
 
-    `since` is when it was first submitted.
+    `since` is when it was first submitted, None where that was in another life of the scheduler.
     """
 
     tenant: str
     sla: str
-    since: float
+    since: float | None
     uncached_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
@@ -88,7 +88,8 @@ class ShardBook:
     """What the scheduler knows of one life of a shard. Only `LeaseBook` writes to it.
 
     `free_pages` is the shard's own word as of report `number`; `promised_pages` and
-    `prefill_tokens` are of the leases it has not computed yet, `sequences` of all its leases.
+    `prefill_tokens` are of the leases it has not computed yet, and `prefill_by_rank` the same by
+    class, the highest first; `sequences` are of all its leases.
     `resync` says that the books doubt themselves and the next report has to be a full one.
     `last_grant` counts the book's grants, so that the smallest is the least recently used.
     `speed` is that of its prefill, measured while it has some, last at `measured_at`.
@@ -105,6 +106,7 @@ class ShardBook:
     leaving: bool = False
     last_grant: int = 0
     prefill_tokens: int = 0
+    prefill_by_rank: list[int] = field(default_factory=list)
     promised_pages: int = 0
     sequences: int = 0
     measured_at: float = 0.0
@@ -120,6 +122,12 @@ class ShardBook:
     def unpromised(self) -> int:
         """Pages that are free and that nobody has a lease on."""
         return self.free_pages - self.promised_pages
+
+    def weigh_prefill(self, rank: int, tokens: int) -> None:
+        """So many more prompt tokens of this class are leased here."""
+        self.prefill_by_rank += [0] * (rank + 1 - len(self.prefill_by_rank))
+        self.prefill_by_rank[rank] += tokens
+        self.prefill_tokens += tokens
 
     def pages_of(self, tokens: int) -> int:
         return -(-tokens // self.capacity.block_size)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from dataclasses import dataclass, field, replace
+from collections import OrderedDict, deque
+from dataclasses import dataclass
 
 from cluster.errors import LedgerBroken
 from cluster.fairness import OutputEstimate
@@ -86,16 +86,22 @@ class Tenant:
 
     window: SlidingWindow
     outputs: OutputEstimate
-    reserved: int = 0
-    used: Usage = field(default_factory=Usage)
+    in_hand: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    page_seconds: float = 0.0
+    served: int = 0
+    refused: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Tokens set aside for one request until it is known what it needed."""
+    """Tokens set aside for one request until it is known what it needed; without a budget there is
+    no `part` to take them from."""
 
     tenant: str
-    part: Part
+    part: Part | None
     tokens: int
 
 
@@ -112,7 +118,8 @@ class Tenants:
 
     A request reserves its prompt and all the output it asked for, and gets back what it did not
     need: so the wait that a refusal names is true, since nothing that runs can come to cost more.
-    Of tenants that have nothing running, no more than `max_tenants` are remembered.
+    No more than `max_tenants` are remembered, but those that have requests in hand all are: of the
+    others the one that was heard of last the longest ago is forgotten.
     """
 
     def __init__(self, config: SchedulingConfig) -> None:
@@ -120,6 +127,7 @@ class Tenants:
         self._limits = {tenant.name: tenant for tenant in config.tenants}
         self._weights = {tenant.name: tenant.weight for tenant in config.tenants}
         self._tenants: dict[str, Tenant] = {}
+        self._idle: OrderedDict[str, None] = OrderedDict()
         self._reserved: dict[str, Reservation] = {}
 
     def limits(self, tenant: str) -> TenantConfig:
@@ -158,21 +166,28 @@ class Tenants:
         )
 
     def reserve(self, submission: Submission, now: float) -> None:
-        """It is taken in, to wait or to run; without a budget there is nothing to reserve."""
-        name = submission.tenant
-        if self.limits(name).tokens_per_window and submission.request_id not in self._reserved:
-            tenant, tokens = self._of(name), most_tokens(submission)
-            tenant.reserved += 1
-            part = tenant.window.spend(tokens, now)
-            self._reserved[submission.request_id] = Reservation(name, part, tokens)
+        """It is taken in, to wait or to run."""
+        if submission.request_id in self._reserved:
+            return
+        name, tokens = submission.tenant, most_tokens(submission)
+        tenant = self._of(name)
+        tenant.in_hand += 1
+        self._idle.pop(name, None)
+        part = tenant.window.spend(tokens, now) if self.limits(name).tokens_per_window else None
+        self._reserved[submission.request_id] = Reservation(name, part, tokens)
 
     def settle(self, request_id: str, needed: int, now: float) -> None:
         """It is over, or never was served (`needed` 0): the rest is given back."""
         reservation = self._reserved.pop(request_id, None)
-        if reservation is not None:
-            tenant = self._tenants[reservation.tenant]
-            tenant.reserved -= 1
+        if reservation is None:
+            return
+        tenant = self._tenants[reservation.tenant]
+        if reservation.part is not None:
             tenant.window.give_back(reservation.part, reservation.tokens - needed, now)
+        tenant.in_hand -= 1
+        if not tenant.in_hand:
+            self._idle[reservation.tenant] = None
+            self._forget()
 
     def observe(self, tenant: str, tokens: float) -> None:
         """An output of `tenant` ended after so many tokens."""
@@ -181,23 +196,18 @@ class Tenants:
     def served(self, name: str, prompt: int, cached: int, output: int, page_s: float) -> None:
         """A request of tenant `name` ended: its tokens, and its pages x seconds."""
         tenant = self._of(name)
-        used = tenant.used
-        tenant.used = replace(
-            used,
-            served=used.served + 1,
-            prompt_tokens=used.prompt_tokens + prompt,
-            cached_tokens=used.cached_tokens + cached,
-            output_tokens=used.output_tokens + output,
-            page_seconds=used.page_seconds + page_s,
-        )
+        tenant.served += 1
+        tenant.prompt_tokens += prompt
+        tenant.cached_tokens += cached
+        tenant.output_tokens += output
+        tenant.page_seconds += page_s
 
     def refused(self, name: str) -> None:
-        tenant = self._of(name)
-        tenant.used = replace(tenant.used, refused=tenant.used.refused + 1)
+        self._of(name).refused += 1
 
     def usage(self) -> dict[str, Usage]:
         """What each tenant that is remembered has used."""
-        return {name: tenant.used for name, tenant in self._tenants.items()}
+        return {name: _usage(tenant) for name, tenant in self._tenants.items()}
 
     def spent(self, tenant: str, now: float) -> int:
         """Tokens of its window that are used or reserved."""
@@ -207,33 +217,34 @@ class Tenants:
     def _of(self, name: str) -> Tenant:
         tenant = self._tenants.get(name)
         if tenant is None:
-            self._forget_one()
             outputs = OutputEstimate(
                 self._config.expected_output_tokens, self._config.jitter_penalty
             )
             window = SlidingWindow(self._config.budget_window_s)
             tenant = self._tenants[name] = Tenant(window, outputs)
+            self._idle[name] = None
+            self._forget()
+        elif not tenant.in_hand:
+            self._idle.move_to_end(name)
         return tenant
 
-    def _forget_one(self) -> None:
-        """The longest known without a request in hand, where there are too many."""
-        if len(self._tenants) >= self._config.max_tenants:
-            idle = (name for name, tenant in self._tenants.items() if not tenant.reserved)
-            name = next(idle, None)
-            if name is not None:
-                del self._tenants[name]
+    def _forget(self) -> None:
+        """Those that were heard of last the longest ago, where there are too many."""
+        while len(self._tenants) > self._config.max_tenants and len(self._idle) > 1:
+            name, _ = self._idle.popitem(last=False)
+            del self._tenants[name]
 
     def verify(self) -> None:
-        """Raises LedgerBroken where a window or the count of reservations does not add up."""
+        """Raises LedgerBroken where a window or the count of requests in hand does not add up."""
         counted = dict.fromkeys(self._tenants, 0)
         for reservation in self._reserved.values():
             counted[reservation.tenant] += 1
         for name, tenant in self._tenants.items():
             tenant.window.verify(name)
-            if counted[name] != tenant.reserved:
-                raise LedgerBroken(
-                    f"{name} has {tenant.reserved} reserved, counted {counted[name]}"
-                )
+            if counted[name] != tenant.in_hand:
+                raise LedgerBroken(f"{name} has {tenant.in_hand} in hand, counted {counted[name]}")
+        if self._idle.keys() != {name for name in counted if not counted[name]}:
+            raise LedgerBroken(f"tenants: {len(self._idle)} kept as idle, not those that are")
 
     @property
     def reservations(self) -> frozenset[str]:
@@ -244,3 +255,14 @@ class Tenants:
 def most_tokens(submission: Submission) -> int:
     """All that it could come to use: its prompt, and its whole output for each choice."""
     return submission.prompt_tokens + submission.max_tokens * submission.choices
+
+
+def _usage(tenant: Tenant) -> Usage:
+    return Usage(
+        tenant.prompt_tokens,
+        tenant.cached_tokens,
+        tenant.output_tokens,
+        tenant.page_seconds,
+        tenant.served,
+        tenant.refused,
+    )

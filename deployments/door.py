@@ -29,7 +29,7 @@ from cluster.errors import (
     QueueFull,
     ShoalError,
 )
-from cluster.failover import Recovery, Transcript
+from cluster.failover import Recovery, Transcript, attempt_id
 from cluster.messages import (
     Assignment,
     Decision,
@@ -88,7 +88,7 @@ class _Flight:
         """The request as it is asked for now. Each attempt has an id of its own: the scheduler
         may still hold the one before, and what a shard says of that one is heard by nobody."""
         number, self.attempts = self.attempts, self.attempts + 1
-        name = f"{self.request.request_id}~{number}" if number else self.request.request_id
+        name = attempt_id(self.request.request_id, number)
         return replace(self.request, request_id=name, deadline_s=self.recovery.deadline_s(now))
 
     def stop(self, choice: int) -> None:

@@ -49,7 +49,7 @@ class Gateway:
         self.config = config
         self.keys = keys
         self.outside = outside
-        self.intake = Intake(config, models, outside.random)
+        self.intake = Intake(config, models, self._living, outside.random)
         self.started = int(outside.now())
 
     async def generate(self, request: GenerateRequest) -> Generation:
@@ -79,6 +79,10 @@ class Gateway:
         """
         pieces = merge([self._numbered(call, index) for index in range(len(call.readings))])
         return pieces if call.deadline_s is None else within(call.deadline_s, pieces)
+
+    async def _living(self, model: str) -> int:
+        stats = await self.outside.stats()
+        return sum(shard.model == model for shard in stats.scheduler.shards)
 
     async def _numbered(self, call: Call, prompt: int) -> AsyncGenerator[Piece, None]:
         """The pieces of one prompt, whose choices count on from those of the prompts before."""

@@ -39,8 +39,16 @@ class Call:
 class Intake:
     """Turns bodies into calls. Raises RequestErrors that name the field."""
 
-    def __init__(self, config: ShoalConfig, models: Iterable[ServedModel], random: Random) -> None:
+    def __init__(
+        self,
+        config: ShoalConfig,
+        models: Iterable[ServedModel],
+        living: Callable[[str], Awaitable[int]],
+        random: Random,
+    ) -> None:
+        """`living` counts the shards of a model at this moment."""
         self._config = config
+        self._living = living
         self._random = random
         self.models = {model.name: model for model in models}
         classes = config.scheduling.classes
@@ -83,7 +91,8 @@ class Intake:
         self, ask: _Ask, prompts: Sequence[P], encode: Callable[[P], Awaitable[list[int]]]
     ) -> Call:
         """What needs no encoding is looked at first, and one prompt is refused before the next."""
-        self._check(ask, len(prompts))
+        self._check(ask)
+        await self._require_places(ask, len(prompts))
         call_id = f"{ask.prefix}-{self._random.getrandbits(128):032x}"
         patterns = compile_stops(ask.body.stop_strings)
         readings = []
@@ -113,7 +122,7 @@ class Intake:
             return self._random.getrandbits(SEED_BITS)
         return body.seed % (1 << SEED_BITS)
 
-    def _check(self, ask: _Ask, prompts: int) -> None:
+    def _check(self, ask: _Ask) -> None:
         limits, body = self._config.gateway, ask.body
         _at_most("n", body.n, limits.max_choices)
         alternatives = "top_logprobs" if isinstance(body, ChatRequest) else "logprobs"
@@ -121,12 +130,17 @@ class Intake:
         ask.model.check_ids(body.stop_token_ids, "stop_token_ids")
         ask.model.check_ids(map(int, body.logit_bias), "logit_bias")
         self._sla(body.service_tier, ask.tenant)
-        self._require_places(ask, prompts)
 
-    def _require_places(self, ask: _Ask, prompts: int) -> None:
-        """Refuse what the cluster would not take were it idle: no retry could cure that."""
+    async def _require_places(self, ask: _Ask, prompts: int) -> None:
+        """Refuse what the cluster would not take were it idle: no retry could cure that.
+
+        Shards that are configured may be on their way, and others may have joined since.
+        """
         model, waiting = self._configured[ask.model.name], self._config.scheduling.max_queued
-        running = max(model.shards, 1) * max(model.steps.places // ask.body.n, 1)
+        each = max(model.steps.places // ask.body.n, 1)
+        running = max(model.shards, 1) * each
+        if prompts > running + waiting:
+            running = max(running, await self._living(model.name) * each)
         if prompts > running + waiting:
             raise InvalidRequest(
                 f"`{ask.field}`: {prompts} prompts, of n = {ask.body.n} choices each, are more"

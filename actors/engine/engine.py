@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 
 import torch
 from transformers import PreTrainedModel
@@ -80,8 +81,9 @@ class Engine:
         plan = self._batcher.plan()
         if plan is None:
             return ()
+        began = perf_counter()
         result = self._runner.execute(plan)
-        return tuple(self._batcher.settle(plan, result))
+        return tuple(self._batcher.settle(plan, result, perf_counter() - began))
 
     def computing(self) -> tuple[str, ...]:
         """Ids of the requests in the steps under way; after a step that raised, those in it."""

@@ -8,11 +8,12 @@ it to the Batcher, step for step.
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_right, insort
 
 from cluster.blocks import BlockPool
 from cluster.errors import LedgerBroken
 from cluster.reports import HeldRequest, ShardCapacity
+from cluster.sequences import LAST, Place, place_of
 from cluster.simulate.costs import Device
 from cluster.simulate.runs import Draft, Outcome, Run, Sequence
 from cluster.simulate.workload import Offered
@@ -47,12 +48,13 @@ class SimulatedEngine:
             for one in (*self._running, *self._waiting)
         )
 
-    def admit(self, offered: Offered) -> None:
-        """Take a request in; it joins a later step."""
+    def admit(self, offered: Offered, rank: int = 0) -> None:
+        """Take a request in, with so many classes above its own; it joins a later step."""
         prompt = offered.submission.prompt_tokens
         hashes = list(offered.submission.page_hashes)
         final = prompt + offered.output_tokens
-        self._waiting.append(Sequence(offered, self._arrivals, prompt, final, hashes))
+        place = place_of(self._arrivals, rank, 0)
+        insort(self._waiting, Sequence(offered, place, rank, prompt, final, hashes), key=_order)
         self._arrivals += 1
 
     def begin(self, now: float) -> Run | None:
@@ -66,9 +68,9 @@ class SimulatedEngine:
             else:
                 self._draft_chunk(draft, one)
         for one in prefills:
+            self._draft_waiting(draft, one.order)
             self._draft_chunk(draft, one)
-        while draft.budget and (started := self._start_next()):
-            self._draft_chunk(draft, started)
+        self._draft_waiting(draft, LAST)
         self.run = self._priced(draft, now) if draft.decodes or draft.chunks else None
         return self.run
 
@@ -101,6 +103,10 @@ class SimulatedEngine:
         if any(one.blocks or one.running for one in self._waiting):
             raise LedgerBroken("a waiting sequence holds pages")
 
+    def _draft_waiting(self, draft: Draft, before: Place) -> None:
+        while draft.budget and (started := self._start_next(before)):
+            self._draft_chunk(draft, started)
+
     def _draft_chunk(self, draft: Draft, one: Sequence) -> None:
         """What budget and pages allow, preempting only where not one token fits."""
         wanted = min(one.behind, draft.budget)
@@ -108,7 +114,7 @@ class SimulatedEngine:
             return
         while not (count := self._fits(one, wanted)):
             draft.alike = False
-            victim = self._newest_behind(one, draft)
+            victim = self._victim_behind(one, draft)
             if victim is None:
                 return
             self._preempt(victim)
@@ -126,13 +132,10 @@ class SimulatedEngine:
             one.blocks += self.pool.allocate(lacking) or ()
             one.room += lacking * self._page
 
-    def _newest_behind(self, one: Sequence, draft: Draft) -> Sequence | None:
-        for other in reversed(self._running):
-            if other is one:
-                return None
-            if not draft.holds(other):
-                return other
-        return None
+    def _victim_behind(self, one: Sequence, draft: Draft) -> Sequence | None:
+        behind = self._running[bisect_right(self._running, one.order, key=_order) :]
+        free = (other for other in behind if not draft.holds(other))
+        return max(free, key=lambda other: (other.rank, other.order), default=None)
 
     def _preempt(self, victim: Sequence) -> None:
         self._leave(victim)
@@ -146,11 +149,13 @@ class SimulatedEngine:
         self.pool.release(one.blocks)
         one.blocks, one.room = [], 0
 
-    def _start_next(self) -> Sequence | None:
+    def _start_next(self, before: Place) -> Sequence | None:
         """Run the first that waits, if there are a place, its pages and, beside others, spare."""
         if not self._waiting or len(self._running) >= self._places:
             return None
         one = self._waiting[0]
+        if one.order >= before:
+            return None
         reserve = self._reserve if self._running else 0
         prefix = self.pool.match(one.hashes[: (one.known - 1) // self._page])
         missing = -(-one.known // self._page) - len(prefix)
@@ -182,6 +187,8 @@ class SimulatedEngine:
         if not draft.chunks:
             return min(room)
         one, count = draft.chunks[0]
+        if one.rank:  # somebody of a higher class may come and go first
+            return 1
         full = max((one.behind - 1) // count, 1)
         steps = min([full, self._fits(one, full * count) // count, *room])
         self._extend(one, steps * count)
@@ -204,5 +211,5 @@ class SimulatedEngine:
             self._leave(one)
 
 
-def _order(one: Sequence) -> int:
+def _order(one: Sequence) -> Place:
     return one.order

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from cluster.messages import PageHash
+from cluster.sequences import Place
 from cluster.simulate.workload import Offered
 
 
@@ -18,7 +19,8 @@ class Sequence:
     """
 
     offered: Offered
-    order: int
+    order: Place
+    rank: int
     known: int
     final: int
     hashes: list[PageHash]

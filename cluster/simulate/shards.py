@@ -22,6 +22,7 @@ class SimulatedShard:
         self._full = True
         self._started: list[str] = []
         self._ended: list[str] = []
+        self._produced: list[int] = []
 
     @property
     def has_news(self) -> bool:
@@ -30,6 +31,7 @@ class SimulatedShard:
     def enter(self, outcome: Outcome) -> None:
         self._started += [one.request_id for one in outcome.started]
         self._ended += [one.request_id for one in outcome.ended]
+        self._produced += [one.offered.output_tokens for one in outcome.ended]
 
     def resync(self) -> None:
         """The scheduler doubts its books: the next report is a full one."""
@@ -50,8 +52,10 @@ class SimulatedShard:
             removed=() if self._full else pages.removed,
             full=self._full,
             held=self.engine.held() if self._full else (),
+            produced=tuple(self._produced),
         )
         self._full, self.reported_at, self.is_reporting = False, now, False
         self._started.clear()
         self._ended.clear()
+        self._produced.clear()
         return report

@@ -172,7 +172,7 @@ class Simulation:
 
     def _assign(self, lease: Lease) -> None:
         shard = self._shards[lease.shard.shard]
-        shard.engine.admit(self.stories[lease.request_id].offered)
+        shard.engine.admit(self.stories[lease.request_id].offered, lease.rank)
         run = shard.engine.run
         if run is None:
             self._begin(shard)

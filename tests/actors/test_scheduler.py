@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
+import uvloop
 
 from actors.scheduler import BatchScheduler
 from cluster.messages import Decision, DecisionBatch, Lease, Refusal, ShardRef, Submission
@@ -203,3 +205,15 @@ async def test_timers_run_by_themselves_once_anything_happened(
 async def test_its_name_in_the_log_tells_the_epoch(scheduler: BatchScheduler) -> None:
     assert repr(scheduler) == "BatchScheduler(epoch=7)"
     assert await scheduler.ping() == 7
+
+
+def test_a_timer_that_is_due_at_once_may_be_followed_by_others_on_the_loop_of_ray() -> None:
+    async def submit_three() -> None:
+        scheduler = BatchScheduler(SchedulingConfig(), epoch=7)
+        await scheduler.report(ShardReport(SHARD, 1, CAPACITY, 64, full=True))
+        for name in ("a", "b", "c"):  # of which two wait, until a moment from now
+            await scheduler.submit("r1", (replace(submission(name), deadline_s=1e-4),))
+        await scheduler.verify()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(submit_three())

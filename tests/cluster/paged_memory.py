@@ -100,6 +100,8 @@ def assignment(
     prompt_logprobs: int | None = None,
     logprobs: int | None = None,
     salt: bytes = b"tenant",
+    rank: int = 0,
+    tpot_s: float | None = None,
 ) -> Assignment:
     request = Request(
         request_id=request_id,
@@ -112,7 +114,8 @@ def assignment(
         choices=choices,
     )
     shard = ShardRef("toy-0", "toy", "shard:toy-0", "first")
-    return Assignment(Lease(request_id, 1, shard, 0, Reason(0.0, ())), request, salt)
+    lease = Lease(request_id, 1, shard, 0, Reason(0.0, ()), rank, tpot_s)
+    return Assignment(lease, request, salt)
 
 
 def _held(chunk: Chunk, position: int) -> Held:

@@ -109,9 +109,9 @@ def test_choices_still_fork_from_a_leader_that_was_preempted(make_shard: MakeSha
 def test_pages_are_not_taken_from_a_sequence_that_is_in_the_step(make_shard: MakeShard) -> None:
     """The follower is the older one, but it got its place late and is still behind by much."""
     shard = make_shard(pages=SMALLEST, seqs=2, budget=3, prefix_caching=False)
-    shard.batcher.admit(assignment("older", prompt_of(20, 1), max_tokens=1, choices=2))
-    shard.batcher.admit(assignment("newer", prompt_of(7, 2), max_tokens=20))
-    for _ in range(17):
+    shard.batcher.admit(assignment("older", prompt_of(23, 1), max_tokens=1, choices=2))
+    shard.batcher.admit(assignment("newer", prompt_of(2, 2), max_tokens=20))
+    for _ in range(18):
         shard.step()
     assert shard.pool.available == 0
     assert shard.step() == [("newer", 0, 1)]
@@ -119,4 +119,4 @@ def test_pages_are_not_taken_from_a_sequence_that_is_in_the_step(make_shard: Mak
     assert shard.step() == [("older", 1, 3)]
     assert shard.batcher.stats().preemptions == 1
     shard.finish()
-    assert shard.output("newer") == expected(prompt_of(7, 2), max_tokens=20)
+    assert shard.output("newer") == expected(prompt_of(2, 2), max_tokens=20)

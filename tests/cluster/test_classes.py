@@ -12,7 +12,12 @@ from cluster.events import Event, Reported, ShardGone, Submitted, Tell, Ticked, 
 from cluster.messages import Decision, Lease, Refusal, RefusalKind, ShardRef, Submission
 from cluster.reports import HeldRequest, ShardCapacity, ShardReport
 from cluster.scheduling import SchedulerBrain
-from cluster.scheduling_config import SchedulingConfig, SlaClass, TenantConfig
+from cluster.scheduling_config import (
+    PlacementConfig,
+    SchedulingConfig,
+    SlaClass,
+    TenantConfig,
+)
 
 CLASSES = (
     SlaClass(name="P0", weight=4, ttft_s=1, aging_s=2),
@@ -346,3 +351,31 @@ def test_what_has_gathered_is_placed_as_soon_as_a_shard_is_idle() -> None:
 def test_time_alone_brings_nothing_about_on_an_idle_system(loaded: Loaded) -> None:
     loaded.submit()
     assert loaded.brain.wake_at() == math.inf
+
+
+@pytest.mark.parametrize("computed", [0, 40])
+def test_what_a_restart_finds_on_a_shard_tells_nothing_of_its_time_to_the_first_output(
+    computed: int,
+) -> None:
+    loaded = Loaded(gather_max_s=0.05)
+    held = HeldRequest("a", 40, computed, choices=1, tenant="t", sla="P0")
+    loaded.report(full=True, held=(held,))
+    loaded.now += 1
+    loaded.report(started=("a",))
+    assert loaded.brain.stats().classes["P0"].ttft.count == 0
+
+
+def test_a_lease_tells_its_shard_the_class_and_its_pace() -> None:
+    loaded = Loaded()
+    lease = loaded.submit("P2")
+    assert isinstance(lease, Lease)
+    assert (lease.rank, lease.tpot_s) == (2, None)
+
+
+def test_prompts_of_lower_classes_do_not_close_a_shards_window_to_higher_ones() -> None:
+    loaded = Loaded(places=8, placement=PlacementConfig(prefill_window_tokens=100))
+    assert isinstance(loaded.submit("P2", prompt_tokens=120), Lease)
+    assert loaded.submit("P2") is None
+    assert isinstance(loaded.submit("P0", prompt_tokens=120), Lease)
+    assert loaded.submit("P0") is None, "its own class does"
+    loaded.brain.verify()

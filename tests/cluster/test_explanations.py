@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
+from cluster.events import Submitted
 from cluster.explanations import DecisionLog
+from cluster.failover import attempt_id
 from cluster.messages import Lease, Refusal, RefusalKind
-from tests.cluster.test_classes import Loaded
+from cluster.scheduling_config import TenantConfig
+from tests.cluster.test_classes import Loaded, kind_of
 
 
 def refusal(request_id: str) -> Refusal:
@@ -77,3 +81,39 @@ def test_asking_for_a_forecast_changes_nothing() -> None:
         for tenant in ("t", "unknown"):
             loaded.brain.forecast(loaded.asked(sla, tenant, page_hashes=(b"x" * 16,)), loaded.now)
     assert pickle.dumps(loaded.brain) == before
+
+
+def test_a_forecast_tells_that_the_queue_is_full() -> None:
+    loaded = Loaded(places=1, max_queued=1)
+    for _ in range(2):
+        loaded.submit()
+    forecast = loaded.brain.forecast(loaded.asked(), loaded.now)
+    assert kind_of(loaded.submit()) is kind_of(forecast.refusal)
+    assert kind_of(forecast.refusal) is RefusalKind.QUEUE_FULL
+
+
+def test_a_forecast_tells_that_nobody_may_wait_where_no_shard_has_room() -> None:
+    loaded = Loaded(places=1, max_queued=0)
+    assert loaded.brain.forecast(loaded.asked(), loaded.now).refusal is None
+    loaded.submit()
+    refusal = loaded.brain.forecast(loaded.asked(), loaded.now).refusal
+    assert kind_of(refusal) is RefusalKind.QUEUE_FULL
+
+
+def test_a_forecast_tells_that_the_budget_is_spent() -> None:
+    loaded = Loaded(default_tenant=TenantConfig(tokens_per_window=60))
+    loaded.submit()
+    refusal = loaded.brain.forecast(loaded.asked(), loaded.now).refusal
+    assert kind_of(refusal) is RefusalKind.OVER_BUDGET
+
+
+def test_a_request_that_goes_on_elsewhere_is_explained_by_its_latest_attempt() -> None:
+    loaded = Loaded()
+    first = loaded.asked()
+    loaded.handle(Submitted(first))
+    again = attempt_id(first.request_id, 1)
+    loaded.handle(Submitted(replace(first, request_id=again)))
+    for name in (first.request_id, again):
+        explanation = loaded.brain.explain(name, loaded.now)
+        assert explanation is not None
+        assert explanation.decision.request_id == again

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -225,3 +226,16 @@ def test_the_orders_stay_sorted_as_loads_change(moves: list[tuple[int, dict[str,
         for field, value in load.items():
             setattr(shard, field, value)
         model.verify()
+
+
+@pytest.mark.parametrize("shards", [20, 2000])
+def test_looking_for_room_for_many_choices_takes_as_many_looks_however_many_shards(
+    shards: int,
+) -> None:
+    model = ModelShards(CONFIG)
+    for number in range(shards):
+        shard = book(f"s{number}", sequences=1 + number % 3)
+        shard.leases["other"] = LEASED
+        model.add(shard)
+    model.refresh()
+    assert [view.places for view in model.roomiest(2)] == [3, 2]

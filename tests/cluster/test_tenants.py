@@ -135,11 +135,27 @@ def test_the_books_balance_after_any_history(moves: list[tuple[str, int, float]]
     assert not tenants.reservations
 
 
-def test_idle_tenants_beyond_the_bound_are_forgotten(tenants: Tenants) -> None:
-    tenants.reserve(asking("a"), now=0.0)
+@pytest.mark.parametrize("busy", ["poor", "without a budget"])
+def test_idle_tenants_beyond_the_bound_are_forgotten(tenants: Tenants, busy: str) -> None:
+    tenants.reserve(asking("a", tenant=busy), now=0.0)
     for number in range(5):
         tenants.refused(f"t{number}")
-    assert tenants.usage().keys() == {"poor", "t4"}
+    assert tenants.usage().keys() == {busy, "t4"}
+
+
+def test_of_idle_tenants_the_one_not_heard_of_for_longest_is_forgotten(tenants: Tenants) -> None:
+    for name in ("regular", "once", "regular", "new"):
+        tenants.refused(name)
+    assert tenants.usage().keys() == {"regular", "new"}
+
+
+def test_a_tenant_with_the_last_of_its_requests_over_may_be_forgotten(tenants: Tenants) -> None:
+    for number in range(4):
+        tenants.reserve(asking(f"q{number}", tenant=f"p{number}"), now=0.0)
+    assert len(tenants.usage()) == 4
+    for number in (2, 0, 1):
+        tenants.settle(f"q{number}", needed=0, now=1.0)
+    assert tenants.usage().keys() == {"p3", "p1"}
 
 
 def test_usage_adds_up(tenants: Tenants) -> None:

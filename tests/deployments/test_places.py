@@ -13,13 +13,16 @@ from tests.deployments.scripted import ScriptedTokens, saying
 from tests.deployments.world import COMPLETION, MODEL, make_gateway
 
 
-async def complete(folder: Path, prompts: int, n: int, **model: Any) -> httpx.Response:
+async def complete(
+    folder: Path, prompts: int, n: int, living: int = 0, **model: Any
+) -> httpx.Response:
     """With 4 places in a shard and 2 requests that may wait."""
     config: dict[str, Any] = {
         "models": [{"name": MODEL, "batching": {"max_num_seqs": 4}, **model}],
         "scheduling": {"max_queued": 2},
     }
-    app = create_app(make_gateway(folder, ScriptedTokens(saying([65, 1])), **config))
+    gateway = make_gateway(folder, ScriptedTokens(saying([65, 1])), living=living, **config)
+    app = create_app(gateway)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://shoal") as client:
         body = {**COMPLETION, "prompt": ["a"] * prompts, "n": n}
@@ -42,3 +45,10 @@ async def test_as_many_prompts_as_run_and_wait_are_taken(
         f"`prompt`: {prompts + 1} prompts, of n = {n} choices each, are more"
         f" than the {running} that run and the 2 that wait here at most"
     )
+
+
+async def test_shards_that_joined_since_the_start_take_more(folder: Path) -> None:
+    assert (await complete(folder, 14, 1, living=3, shards=1)).status_code == 200
+    refused = await complete(folder, 15, 1, living=3, shards=1)
+    assert refused.status_code == 400
+    assert "more than the 12 that run" in refused.json()["error"]["message"]

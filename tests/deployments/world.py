@@ -13,7 +13,7 @@ import httpx
 
 from cluster.config import ModelConfig, parse_config
 from cluster.explanations import Explanation, Forecast
-from cluster.messages import Refusal, RefusalKind, Request, Submission
+from cluster.messages import Refusal, RefusalKind, Request, ShardRef, Submission
 from cluster.stats import ClusterStats, SchedulerStats
 from cluster.topology import Node, NumaNode, Topology
 from deployments.auth import ApiKeys
@@ -30,15 +30,20 @@ COMPLETION: dict[str, Any] = {"model": MODEL, "prompt": "One fish,"}
 
 
 def make_gateway(
-    folder: Path, source: ScriptedTokens, keys: ApiKeys | None = None, **config: Any
+    folder: Path,
+    source: ScriptedTokens,
+    keys: ApiKeys | None = None,
+    living: int = 0,
+    **config: Any,
 ) -> Gateway:
-    """`config` is what would stand under `args` in the configuration file."""
+    """Beside `living` shards; `config` is what would stand under `args` in the file."""
 
     async def obstacles() -> tuple[str, ...]:
         return () if source.before_hold is None else ("the source holds back",)
 
     async def stats() -> ClusterStats:
-        return ClusterStats(SchedulerStats(epoch=7), ())
+        shards = [ShardRef(f"s{number}", MODEL, "", "") for number in range(living)]
+        return ClusterStats(SchedulerStats(epoch=7, shards=tuple(shards)), ())
 
     config.setdefault("models", [{"name": MODEL}])
     model = ServedModel.load(ModelConfig(name=MODEL), folder)

@@ -31,6 +31,7 @@ class Job:
     shared: int
     own: int
     output: int
+    rank: int = 0
 
     def prompt(self, number: int) -> tuple[int, ...]:
         common = tuple(position * position % 11 for position in range(self.shared))
@@ -48,6 +49,7 @@ jobs = st.lists(
         shared=st.integers(0, 16),
         own=st.integers(1, 20),
         output=st.integers(1, 24),
+        rank=st.integers(0, 2),
     ),
     min_size=3,
     max_size=12,
@@ -81,7 +83,7 @@ def real(work: list[Job], pages: int, seqs: int, budget: int) -> Times:
             now = max(now, todo[0][0])
         while todo and todo[0][0] <= now:
             _, name, job, prompt = todo.pop(0)
-            batcher.admit(assignment(name, prompt, job.output))
+            batcher.admit(assignment(name, prompt, job.output, rank=job.rank))
         plan = batcher.plan()
         assert plan is not None
         now += step_s(plan)
@@ -99,7 +101,7 @@ def on_paper(work: list[Job], pages: int, seqs: int, budget: int) -> Times:
     while todo or engine.run:
         if engine.run is None or (todo and todo[0][0] <= engine.run.end_s):
             now, name, job, prompt = todo.pop(0)
-            engine.admit(offered(name, prompt, job.output))
+            engine.admit(offered(name, prompt, job.output), job.rank)
             engine.shorten(now)
             # All that come at the same moment join the same step.
             if engine.run is None and not (todo and todo[0][0] == now):

@@ -10,8 +10,9 @@ import pytest
 from cluster.scheduling_config import SchedulingConfig
 from cluster.simulate.costs import DEVICES
 from cluster.simulate.experiment import POLICIES, Experiment
+from cluster.simulate.shards import SimulatedShard
 from cluster.simulate.traces import TraceRow, read_trace
-from cluster.simulate.workload import Shape
+from cluster.simulate.workload import Shape, offered_load
 
 DATA = Path(__file__).parents[3] / "benchmarks" / "data"
 ROWS = read_trace(DATA / "mooncake_conversation.jsonl")[:400]
@@ -79,3 +80,14 @@ def test_a_thousand_shards_serve_a_load_that_one_could() -> None:
 
     assert figures.every.served == 30
     assert figures.every.ttft_s[0] < 1.0
+
+
+def test_a_shard_reports_what_its_requests_produced() -> None:
+    shard = SimulatedShard("s", DEVICES["cpu"], 128)
+    [asked] = offered_load([TraceRow(0.0, 256, 5, (1,))], Shape())
+    shard.engine.admit(asked)
+    while shard.engine.begin(0.0):
+        shard.enter(shard.engine.finish())
+    report = shard.report(1.0)
+    assert (report.ended, report.produced) == ((asked.submission.request_id,), (5,))
+    assert shard.report(2.0).produced == ()

@@ -1,0 +1,257 @@
+"""Chat beside a flood of batch work on two real shards: with classes, without, and one at a time.
+
+    python -m benchmarks.mixed [--seconds 40] [--json mixed.json] [--systems classes,fifo,one]
+
+Each system is the same engine under the config of this file, started anew. First chat runs alone,
+at its own pace: the idle figure. Then batch requests come beside it, three times as many as the
+shards complete when they have nothing else to do, which the first system is asked for before.
+Requests come at random moments, the same for all systems, whether or not earlier ones are answered.
+A chat without an answer at the end counts with the time that it has waited, so such a percentile is
+a lower bound.
+
+`classes`: chat is P0 and batch P2, with Shoal's default classes, of which P2 may have half of the
+places. `fifo`: one class for all. `one`: that too, and one sequence at a time on each shard, as a
+server without batching has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import yaml
+
+from benchmarks.client import Endpoint, drive, drive_paced
+from benchmarks.metrics import MS, Timeline, percentile
+from benchmarks.peers import read_setting, shoal
+from benchmarks.records import machine
+from benchmarks.servers import HttpServer, ServerFailed
+from benchmarks.workloads import Prompt, Words, Workload, words_of
+from cluster.scheduling_config import DEFAULT_CLASSES
+
+CHAT, BATCH = (128, 16), (128, 32)
+"""Tokens of prompt and output."""
+
+CHATS_PER_S = 0.5
+FLOOD = 3.0
+"""Batch requests come so many times as fast as they could be served alone."""
+
+PROBES = 24
+"""Batch requests that the capacity is measured by."""
+
+PATIENCE_S = 8.0
+"""Chats are waited for so long after the last could come."""
+
+BATCH_FILL = 0.5
+"""Share of the places that batch may have: chat wants half of these few for itself."""
+
+CLASSES = {
+    "classes": [
+        sla.model_copy(update={"fill": BATCH_FILL if sla.name == "P2" else sla.fill}).model_dump()
+        for sla in DEFAULT_CLASSES
+    ]
+}
+ONE_CLASS = {
+    "classes": [{"name": "all", "tiers": ["priority", "flex"], "queue_timeout_s": 3600}],
+    "default_class": "all",
+    "short_first_s": 0,
+}
+BATCHING = {"max_num_seqs": 8, "max_batch_tokens": 512}
+WINDOW = {"prefill_window_tokens": 256}
+
+SYSTEMS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
+    "classes": (BATCHING, {"placement": WINDOW, **CLASSES}),
+    "fifo": (BATCHING, {"placement": WINDOW, **ONE_CLASS}),
+    "one": ({**BATCHING, "max_num_seqs": 1}, {"placement": WINDOW, **ONE_CLASS}),
+}
+"""Fields of `batching` and of `scheduling`. Sizes for a CPU, where a step of 1,024 tokens would
+take a second: they bound what a newcomer finds in front of it."""
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """What became of both kinds under one system; times in milliseconds, rates by the second."""
+
+    system: str
+    idle_p50: float
+    idle_p99: float
+    chat_p50: float
+    chat_p99: float
+    chat_tpot_p99: float
+    chats: int
+    chats_done: int
+    batch_offered_s: float
+    batch_done_s: float
+    all_done_s: float
+    all_p99: float
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        return (
+            self.system,
+            f"{self.idle_p50:.0f} / {self.idle_p99:.0f}",
+            f"{self.chat_p50:.0f} / {self.chat_p99:.0f}",
+            f"{self.chat_p99 / self.idle_p99:.2f}",
+            f"{self.chat_tpot_p99:.0f}",
+            f"{self.chats_done} of {self.chats}",
+            f"{self.batch_done_s:.2f} of {self.batch_offered_s:.2f}",
+            f"{self.all_done_s:.2f}",
+            f"{self.all_p99:.0f}",
+        )
+
+
+HEADS = (
+    "system",
+    "chat TTFT idle p50 / p99 ms",
+    "beside the flood",
+    "p99, times idle",
+    "chat TPOT p99 ms",
+    "chats served",
+    "batch done / offered a second",
+    "requests/s",
+    "TTFT p99 of all ms",
+)
+
+
+def main() -> int:
+    """0 when all ran, 1 when a server failed."""
+    options = _options()
+    flood, found = options.flood, []
+    try:
+        for system in options.systems.split(","):
+            one = _run(system, flood, options)
+            flood = one.batch_offered_s
+            found.append(one)
+            print(json.dumps(asdict(one)), flush=True)
+    except ServerFailed as error:
+        print(f"mixed: {error}", file=sys.stderr)
+        return 1
+    if options.json:
+        content = {"machine": machine(), "systems": [asdict(one) for one in found]}
+        options.json.write_text(json.dumps(content, indent=1) + "\n")
+    print(f"| {' | '.join(HEADS)} |\n|{'---|' * len(HEADS)}")
+    for one in found:
+        print(f"| {' | '.join(one.cells)} |")
+    return 0
+
+
+def _run(system: str, flood: float | None, options: argparse.Namespace) -> Mixed:
+    with tempfile.TemporaryDirectory(prefix="mixed-") as folder:
+        config = Path(folder) / "config.yaml"
+        config.write_text(yaml.safe_dump(_config(options.config, *SYSTEMS[system])))
+        setting = read_setting(config, None)
+        with shoal(setting) as server:
+            assert isinstance(server, HttpServer)
+            load = Load(server.endpoint, words_of(setting.model), options.seconds)
+            return asyncio.run(_measure(system, load, flood))
+
+
+def _config(path: Path, batching: Mapping[str, Any], scheduling: Mapping[str, Any]) -> Any:
+    """That of `path` with two shards, and these fields; nothing is compiled meanwhile."""
+    config = yaml.safe_load(path.read_text())
+    [application] = config["applications"]
+    [model] = application["args"]["models"]
+    model |= {"shards": 2, "batching": dict(batching), "compile": "off"}
+    application["args"]["scheduling"] = dict(scheduling)
+    settings = {"shards": {model["name"]: 2}}
+    application["deployments"] = [{"name": "Fleet", "user_config": settings}]
+    return config
+
+
+class Load:
+    """Requests of both kinds for one server; the same at each use of the same seed."""
+
+    def __init__(self, endpoint: Endpoint, words: Words, seconds: float) -> None:
+        self.seconds = seconds
+        self._endpoint = endpoint
+        self._words = words
+
+    async def alone(self, seed: str, count: int) -> float:
+        """Batch requests a second when so many come at once."""
+        prompts = tuple(self._prompt(Random(f"{seed} {n}"), BATCH) for n in range(count))
+        endpoint = self._endpoint_of("flex")
+        _, wall_s = await drive(endpoint, Workload("batch", 0, count, prompts))
+        return count / wall_s
+
+    async def chat(self, seed: str, patience_s: float = 0.0) -> list[Timeline]:
+        """Those that come in `seconds`; they are given up after these and `patience_s`."""
+        prompts = self._arrivals(f"chat {seed}", CHATS_PER_S, CHAT)
+        return await drive_paced(self._endpoint_of("priority"), prompts, self.seconds + patience_s)
+
+    async def flood(self, seed: str, per_s: float) -> list[Timeline]:
+        """Those that come in `seconds`; then they are given up."""
+        prompts = self._arrivals(f"batch {seed}", per_s, BATCH)
+        return await drive_paced(self._endpoint_of("flex"), prompts, self.seconds)
+
+    def _endpoint_of(self, tier: str) -> Endpoint:
+        return replace(self._endpoint, extra={**self._endpoint.extra, "service_tier": tier})
+
+    def _arrivals(
+        self, seed: str, per_s: float, size: tuple[int, int]
+    ) -> list[tuple[float, Prompt]]:
+        rng, at_s, arrivals = Random(seed), 0.0, []
+        while (at_s := at_s + rng.expovariate(per_s)) < self.seconds:
+            arrivals.append((at_s, self._prompt(rng, size)))
+        return arrivals
+
+    def _prompt(self, rng: Random, size: tuple[int, int]) -> Prompt:
+        tokens, output = size
+        return Prompt(tuple(rng.choices(self._words.tokens, k=tokens)), "", output)
+
+
+async def _measure(system: str, load: Load, flood: float | None) -> Mixed:
+    await load.alone("warm up", 8)
+    flood = flood or FLOOD * await load.alone("capacity", PROBES)
+    idle = await load.chat("idle", patience_s=PATIENCE_S)
+    began = time.perf_counter()
+    chat, batch = await asyncio.gather(
+        load.chat("mixed", patience_s=PATIENCE_S), load.flood("mixed", flood)
+    )
+    ended = time.perf_counter()
+    done = [one for one in batch if one.error is None]
+    chats = [one for one in chat if one.error is None]
+    paces = [one.tpot * MS for one in chats if one.tpot is not None]
+    waits = _ttft(chat, ended)
+    return Mixed(
+        system=system,
+        idle_p50=percentile(_ttft(idle, began), 50),
+        idle_p99=percentile(_ttft(idle, began), 99),
+        chat_p50=percentile(waits, 50),
+        chat_p99=percentile(waits, 99),
+        chat_tpot_p99=percentile(paces, 99),
+        chats=len(chat),
+        chats_done=len(chats),
+        batch_offered_s=flood,
+        batch_done_s=len(done) / load.seconds,
+        all_done_s=(len(done) + len(chats)) / load.seconds,
+        all_p99=percentile([*waits, *_ttft(batch, began + load.seconds)], 99),
+    )
+
+
+def _ttft(timelines: Sequence[Timeline], ended: float) -> list[float]:
+    """Milliseconds until the first token, or until the end where none came."""
+    return [MS * (ended - one.sent if one.error else one.ttft) for one in timelines if one.sent]
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="benchmarks.mixed", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--seconds", type=float, default=40.0, help="of each of the two loads")
+    parser.add_argument("--systems", default=",".join(SYSTEMS), help="which, by commas")
+    parser.add_argument("--flood", type=float, help="batch requests a second; else as measured")
+    parser.add_argument("--config", type=Path, default=Path("ray-config.yaml"), help="of the model")
+    parser.add_argument("--json", type=Path, help="keep the figures here")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
