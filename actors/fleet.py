@@ -18,6 +18,7 @@ from functools import partial
 import ray
 from ray.exceptions import RayError
 
+from actors.autoscaler import Demand, ShardScaler
 from actors.creation import create_scheduler, create_shard, new_incarnation
 from actors.lifecycle import Backoff, Create, Event, Member, State, Stop, advance, decide
 from actors.lives import Life, Patience, bury, hand_back, in_words, live
@@ -27,7 +28,7 @@ from actors.shard import ShardSpec, ShardTiming
 from actors.sharing import Machines, Share, fair_share, machines
 from actors.tasks import cancel_all
 from cluster.config import ModelConfig, ShoalConfig
-from cluster.errors import ModelNotFound
+from cluster.errors import ModelNotFound, NotReady
 from cluster.messages import ShardRef
 from cluster.scheduling_config import SchedulingConfig
 
@@ -75,18 +76,20 @@ class Fleet:
         self._namespace = namespace
         self._timing = timing or timing_of(config.scheduling)
         self._models = {model.name: model for model in config.models}
-        self._wanted = {model.name: model.shards for model in config.models}
+        self._wanted = {model.name: model.first_shards for model in config.models}
         self._members: dict[str, Member] = {}
         self._lives: dict[str, Life] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._burying: set[str] = set()
         self._changed = asyncio.Event()
         self._looked_at = time.monotonic()
-        self._loop: asyncio.Task[None] | None = None
+        self._scaler = ShardScaler(config.models, self._demand, self.scale)
+        self._loops: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Begin to create what is wanted; returns at once."""
-        self._loop = asyncio.get_running_loop().create_task(self._run())
+        loop = asyncio.get_running_loop()
+        self._loops = [loop.create_task(self._run()), loop.create_task(self._scaler.run())]
 
     def scale(self, shards: Mapping[str, int]) -> None:
         """Want so many shards of each model named; others stay as they are.
@@ -113,8 +116,7 @@ class Fleet:
 
     async def stop(self) -> None:
         """End every actor and wait until all are dead. The fleet cannot be started again."""
-        if self._loop is not None:
-            await cancel_all(self._loop)
+        await cancel_all(*self._loops)
         for name in self._tasks:
             self._cut_short(name)
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -214,6 +216,14 @@ class Fleet:
         with contextlib.suppress(RayError, TimeoutError):
             async with asyncio.timeout(1.0):
                 await scheduler.handle.shard_gone.remote(life.shard)
+
+    async def _demand(self) -> Demand:
+        """How the models do; raises NotReady where no scheduler lives that could tell."""
+        scheduler = self._lives.get(SCHEDULER)
+        if scheduler is None:
+            raise NotReady("no scheduler lives", retry_after_s=1.0)
+        demand: Demand = await scheduler.handle.demand.remote()
+        return demand
 
     def _share(self, model: ModelConfig, cluster: Machines) -> Share:
         return fair_share(model.resources, sum(self._wanted.values()), cluster)

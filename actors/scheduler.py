@@ -25,7 +25,7 @@ from cluster.messages import Decision, DecisionBatch, Lease, ShardRef, Submissio
 from cluster.reports import ReportAck, ShardReport
 from cluster.scheduling import SchedulerBrain
 from cluster.scheduling_config import SchedulingConfig
-from cluster.stats import SchedulerStats
+from cluster.stats import ModelStats, SchedulerStats
 
 IDLE_TICK_S = 0.5
 """How late the silence of a shard or a router may be noticed; deadlines, timeouts and the ends of
@@ -154,6 +154,10 @@ class BatchScheduler:
 
     async def stats(self) -> SchedulerStats:
         return self._brain.stats()
+
+    async def demand(self) -> dict[str, ModelStats]:
+        """How full and how late each model is."""
+        return self._brain.demand(self._clock())
 
     async def ping(self) -> int:
         """Answers with the epoch as soon as the loop turns."""

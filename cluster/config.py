@@ -98,6 +98,11 @@ class ModelConfig(Frozen):
         return self.autoscaling.bounded(self.shards) if self.autoscaling else self.shards
 
     @property
+    def may_sleep(self) -> bool:
+        """Whether it may have no shard and still be ready for requests."""
+        return self.autoscaling is not None and not self.autoscaling.min_shards
+
+    @property
     def steps(self) -> BatchingConfig:
         """What one step may hold: in a deterministic model no more than rounds the same."""
         if not self.deterministic:

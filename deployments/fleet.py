@@ -19,6 +19,7 @@ class FleetDeployment:
 
     def __init__(self, config: ShoalConfig) -> None:
         self._models = [model.name for model in config.models]
+        self._autoscaled = [model.name for model in config.models if model.autoscaling]
         self._fleet = Fleet(config, namespace=serve.get_replica_context().app_name)
         self._fleet.start()
 
@@ -27,7 +28,8 @@ class FleetDeployment:
 
         Raises ConfigError, having changed nothing, with the path of what is wrong.
         """
-        self._fleet.scale(parse_settings(user_config, self._models).shards)
+        settings = parse_settings(user_config, self._models, self._autoscaled)
+        self._fleet.scale(settings.shards)
 
     def check_health(self) -> None:
         """Healthy is who looks after the shards, whatever the shards do. Raises FaultError."""
