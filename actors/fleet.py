@@ -23,6 +23,7 @@ from actors.creation import create_scheduler, create_shard, new_incarnation
 from actors.lifecycle import Backoff, Create, Event, Member, State, Stop, advance, decide
 from actors.lives import Life, Patience, bury, hand_back, in_words, live
 from actors.naming import SCHEDULER, shard_name
+from actors.placing import Places
 from actors.reporting import ReportTiming
 from actors.shard import ShardSpec, ShardTiming
 from actors.sharing import Machines, Share, fair_share, machines
@@ -83,6 +84,7 @@ class Fleet:
         self._burying: set[str] = set()
         self._changed = asyncio.Event()
         self._looked_at = time.monotonic()
+        self._places = Places(config.models)
         self._scaler = ShardScaler(config.models, self._demand, self.scale)
         self._loops: list[asyncio.Task[None]] = []
 
@@ -173,7 +175,7 @@ class Fleet:
         """One life; whatever ends it, the actor is dead and its name free before the next."""
         reason, fault = "it is not wanted any more", None
         try:
-            life = self._lives[wish.name] = self._begin(wish)
+            life = self._lives[wish.name] = await self._begin(wish)
             await live(life, self._timing.patience, partial(self._hear, wish.name))
         except Exception as error:  # noqa: BLE001 - the fleet outlives all
             reason, fault = in_words(error), error
@@ -187,21 +189,24 @@ class Fleet:
             self._burying.remove(wish.name)
             self._move(wish.name, Event.LOST, reason)
 
-    def _begin(self, wish: Create) -> Life:
+    async def _begin(self, wish: Create) -> Life:
         if wish.model is None:
             return create_scheduler(self._config.scheduling, self._namespace)
         model = self._models[wish.model]
         share = self._share(model, machines(ray.nodes()))
+        node = await self._places.find(model.name, wish.index, share)
         ref = ShardRef(wish.name, model.name, wish.name, new_incarnation())
         spec = ShardSpec(
             ref, model, self._namespace, share.threads, share.gpus, self._timing.shards
         )
-        return create_shard(spec, share.cpus)
+        return create_shard(spec, share.cpus, node)
 
     async def _end(self, name: str, fault: Exception | None) -> None:
         """Bury, and tell the scheduler: before, so that no new lease goes to the shard, and after,
         since it may have reported in between. In between its doors are told, unless all ends."""
-        life = self._lives.pop(name, None)
+        life, member = self._lives.pop(name, None), self._members[name]
+        if member.model is not None:
+            self._places.leave(member.model, member.index)
         if life is not None:
             await self._say_gone(life)
             if fault is not None or self._members[name].state is State.STOPPING:

@@ -40,10 +40,12 @@ def draw(moments: list[dict[str, Any]], out: Path) -> None:
         counts = [moment[name] for moment in moments]
         shards.step(minutes, counts, where="post", color=colour, label=name)
     shards.set(ylabel="shards", ylim=(0, None))
-    shards.legend(frameon=False, loc="lower left")
+    shards.legend(frameon=False, loc="lower center")
     late.plot(minutes, [moment["late"] for moment in moments], color=RED)
     late.axhline(1, color="black", linewidth=0.5, linestyle=":")
     late.set(ylabel="p95 over its target", yscale="log", xlabel="minutes")
+    late.set_yticks([0.2, 0.5, 1, 2, 5], ["0.2", "0.5", "1", "2", "5"], minor=False)
+    late.minorticks_off()
     figure.tight_layout()
     figure.savefig(out, metadata={"Date": None})
 

@@ -57,6 +57,10 @@ class ResourcesConfig(Frozen):
         "auto", description="To CPUs and memory near the device; measured: only if a probe gains."
     )
     custom: dict[str, float] = Field(default_factory=dict, description="Ray custom resources.")
+    arrange: Literal["spread", "pack"] = Field("spread", description="Shards over the nodes.")
+    memory_gib: float | None = Field(
+        None, gt=0, description="Of its device: weights and a KV pool; where is less, none goes."
+    )
 
 
 DETERMINISTIC_ROWS = 32

@@ -6,6 +6,7 @@ from typing import Any
 
 from ray import serve
 
+from actors.creation import ON_HEAD
 from actors.fleet import Fleet, FleetStatus
 from cluster.config import ShoalConfig, parse_settings
 from cluster.errors import FaultError
@@ -50,6 +51,6 @@ fleet_deployment = serve.deployment(
     name="Fleet",
     num_replicas=1,
     max_ongoing_requests=1000,
-    ray_actor_options={"num_cpus": 0},
+    ray_actor_options={"num_cpus": 0, "resources": ON_HEAD},
 )
 """Bind it with a ShoalConfig; its actors are found in a namespace called as the application."""
