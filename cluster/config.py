@@ -83,7 +83,7 @@ class ModelConfig(Frozen):
         False, description="The same request gives the same tokens, whatever runs beside it."
     )
     compile: Literal["auto", "off"] = Field(
-        "off",
+        "auto",
         description="auto: on a CPU with a C++ compiler, compile the model beside serving it.",
     )
     max_model_len: int | None = Field(None, ge=2, description="Context, tokens.")

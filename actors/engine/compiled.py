@@ -1,10 +1,11 @@
 """A model's forward pass as one compiled program, made once a machine and kept in a file.
 
 transformers' layers are hundreds of small operations a step, and torch repacks a bf16 weight at
-each product. torch's ahead-of-time compiler fuses the operations (docs/performance.md). It takes
-minutes and a C++ compiler, so a shard answers without it at first: the file is made by another
-process (`python -m actors.engine.compiled`) and taken into use between two steps, after its logits
-were compared with the model's own.
+each product. torch's ahead-of-time compiler packs the weights once, writes products for their very
+shapes, and fuses the operations between them (docs/performance.md). It takes minutes and a C++
+compiler, so a shard answers without it at first: the file is made by another process (`python -m
+actors.engine.compiled`) and taken into use between two steps, after its logits were compared with
+the model's own.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import transformers
 from filelock import FileLock
 from transformers import PreTrainedModel
 
-from actors.children import python_path
+from actors.children import end_with_parent, python_path
 from actors.engine.attention import SCHEMA
 from actors.engine.loader import dtype_name, load_model
 from actors.engine.runner import Forward, PagedModel
@@ -43,6 +44,9 @@ ROWS = 16
 MOST_ROWS = 65_536
 
 OPTIONS: dict[str, Any] = {
+    "freezing": True,  # weights are constants, laid out once as the products read them
+    "max_autotune": True,
+    "max_autotune_gemm_backends": "CPP",  # products are part of the program, no library's
     "cpp.dynamic_threads": True,  # the shard decides how many, and changes it as others join
     "cpp.min_chunk_size": 16_384,  # a step of few rows is done before a second thread has woken
 }
@@ -73,8 +77,14 @@ class Wish:
 
     def _compile(self) -> bool:
         command = [sys.executable, "-m", __name__, str(self.folder), self.dtype, str(self.path)]
-        environment = os.environ | {"PYTHONPATH": python_path()}
-        made = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        with tempfile.TemporaryDirectory(prefix="shoal-compiling-") as workspace:
+            environment = os.environ | {
+                "PYTHONPATH": python_path(),
+                "TORCHINDUCTOR_CACHE_DIR": workspace,  # hundreds of MB that nobody needs again
+            }
+            made = subprocess.run(
+                command, capture_output=True, text=True, check=False, env=environment
+            )
         if made.returncode:
             logger.warning("%s could not be compiled: %s", self.folder, made.stderr[-2000:])
         return made.returncode == 0
@@ -105,7 +115,11 @@ def _program_path(folder: Path, dtype: str, programs: Path) -> Path:
     files = sorted([folder / "config.json", *folder.glob("*.safetensors")])
     weights = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     versions = (torch.__version__, transformers.__version__, SCHEMA, sorted(OPTIONS.items()))
-    processor = torch.backends.cpu.get_cpu_capability(), torch.cpu.get_capabilities()
+    processor = (
+        torch.backends.cpu.get_cpu_capability(),
+        torch.cpu.get_capabilities(),
+        os.cpu_count(),
+    )
     identity = repr((folder.name, weights, dtype, versions, processor))
     return programs / f"{folder.name}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}.pt2"
 
@@ -122,10 +136,12 @@ def compile_model(model: PreTrainedModel, path: Path) -> None:
     """
     exported = _export(model)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=_workspace_prefix(path)) as workspace:
-        made = torch._inductor.aoti_compile_and_package(
-            exported, package_path=f"{workspace}/program.pt2", inductor_configs=OPTIONS
-        )
-        Path(made).rename(path)
+        package = f"{workspace}/program.pt2"
+        with torch.no_grad():  # or nothing is frozen
+            torch._inductor.aoti_compile_and_package(
+                exported, package_path=package, inductor_configs=OPTIONS
+            )
+        Path(package).rename(path)
 
 
 def _workspace_prefix(path: Path) -> str:
@@ -153,7 +169,10 @@ def main() -> None:
     parser.add_argument("dtype")
     parser.add_argument("path", type=Path)
     args = parser.parse_args()
+    end_with_parent()
     os.nice(19)  # streams that are running keep the processor
+    # A product has as many parts as threads now, and any number of threads shares them out then.
+    torch.set_num_threads(os.cpu_count() or 1)
     args.path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{args.path}.lock"):  # shards that start together make it once
         for left in args.path.parent.glob(f"{_workspace_prefix(args.path)}*"):  # of one killed

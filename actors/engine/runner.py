@@ -23,7 +23,7 @@ from cluster.steps import Chunk, StepPlan, StepResult
 
 Forward = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Tokens and positions `[1, rows]`, the rows to score `[scored]`, the step's number `[1]`, all
-int64, at least one of each: the logits `[scored, vocab]`."""
+int64, at least one of each: the logits `[scored, vocab]`, float32."""
 
 
 class PagedModel(nn.Module):
@@ -42,7 +42,7 @@ class PagedModel(nn.Module):
             logits_to_keep=kept,
             step=step,
         )
-        logits: Tensor = output.logits[0]
+        logits: Tensor = output.logits[0].float()
         return logits
 
 

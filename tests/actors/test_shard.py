@@ -53,15 +53,21 @@ class Shard:
     def __init__(self, spec: ShardSpec) -> None:
         self.ref = spec.ref
         self.actor: Any = create_shard(spec, cpus=0.0).handle
+        self.door = ""
+        self.stand_anew()
 
-    async def assign(self, *assignments: Assignment, door: str = "door") -> None:
-        await self.actor.assign.remote(door, assignments)
+    def stand_anew(self) -> None:
+        """As a door does with each channel: one that was forgotten is not heard again."""
+        self.door = f"door-{new_incarnation()}"
+
+    async def assign(self, *assignments: Assignment, door: str | None = None) -> None:
+        await self.actor.assign.remote(door or self.door, assignments)
 
     async def cancel(self, request_id: str, choice: int | None = None) -> None:
-        await self.actor.cancel.remote("door", ((request_id, choice),))
+        await self.actor.cancel.remote(self.door, ((request_id, choice),))
 
-    async def poll(self, acknowledged: int, door: str = "door") -> DeltaBatch:
-        batch: DeltaBatch = await self.actor.deltas.remote(door, acknowledged)
+    async def poll(self, acknowledged: int, door: str | None = None) -> DeltaBatch:
+        batch: DeltaBatch = await self.actor.deltas.remote(door or self.door, acknowledged)
         return batch
 
     async def stats(self) -> ShardStats:
@@ -75,7 +81,7 @@ class Shard:
     async def is_running(self) -> bool:
         return (await self.stats()).running > 0
 
-    async def read(self, acknowledged: int = 0, door: str = "door") -> list[TokenDelta]:
+    async def read(self, acknowledged: int = 0, door: str | None = None) -> list[TokenDelta]:
         """All deltas until each choice of one request has ended; every batch is fetched twice."""
         deltas: list[TokenDelta] = []
         while not deltas or deltas[-1].finish is None:
@@ -122,6 +128,7 @@ async def loaded(model: ModelConfig, scheduler: Any) -> Shard:
 @pytest_asyncio.fixture(loop_scope="module")
 async def shard(loaded: Shard) -> AsyncIterator[Shard]:
     """The module's shard; its doors are forgotten and its books balance between two tests."""
+    loaded.stand_anew()
     yield loaded
     await until(loaded.is_empty)
     await until(lambda: has_doors(loaded, 0))

@@ -8,14 +8,20 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
+from actors.engine.batch import build_batch
 from actors.engine.compiled import Wish, compile_model, load_program, program_wish
-from actors.engine.runner import Forward
+from actors.engine.families import check_family
+from actors.engine.kv_cache import KVCache
+from actors.engine.runner import Forward, ModelRunner
+from cluster.steps import Chunk, Sequence, StepPlan
 from tests.engine.driving import assignment, engine_of, random_prompt, request, run, tokens_of
 from tests.engine.families import FAMILIES, greedy, make
 
 QUICK = ("llama", "gemma2")
-"""Compiled in every run: the plainest, and the one with windows, soft-capping and four norms."""
+"""Compiled in every run, half a minute each: the plainest, and the one with windows, soft-capping
+and four norms. `-m exhaustive` compiles the others."""
 
 Compiled = tuple[str, Forward]
 
@@ -23,7 +29,7 @@ Compiled = tuple[str, Forward]
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(family, marks=() if family in QUICK else pytest.mark.slow)
+        pytest.param(family, marks=() if family in QUICK else pytest.mark.exhaustive)
         for family in FAMILIES
     ],
 )
@@ -56,6 +62,30 @@ def test_a_request_under_way_does_not_notice_the_change(compiled: Compiled) -> N
     engine.adopt(program)
     after = tokens_of(run(engine, []), "r")
     assert before + after == greedy(family, prompt, 12)
+
+
+def test_in_bfloat16_it_is_as_near_to_float32_as_the_model_itself(tmp_path: Path) -> None:
+    path = tmp_path / "program.pt2"
+    model = make("qwen2").to(torch.bfloat16)
+    compile_model(make("qwen2").to(torch.bfloat16), path)
+    exact = _logits(make("qwen2"))
+    own, compiled = (
+        (_logits(model, program) - exact).square().mean().sqrt()
+        for program in (None, load_program(path))
+    )
+    assert 0 < compiled < 1.2 * own
+
+
+def _logits(model: PreTrainedModel, program: Forward | None = None) -> Tensor:
+    """Of a prompt of 60 tokens, `[60, vocab]`."""
+    cache = KVCache(check_family(model), 16, 4, model.dtype, model.device)
+    runner = ModelRunner(model, cache)
+    if program is not None:
+        runner.use(program)
+    prompt = random_prompt(random.Random(5), 60)
+    sequence = Sequence(request("r", prompt), 0, list(prompt), blocks=list(range(15)))
+    batch = build_batch(StepPlan((Chunk(sequence, 0, 60, samples=False),)), cache)
+    return runner.logits(batch, range(60))
 
 
 def test_a_program_of_another_model_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,101 @@
+"""Attention over pages where they lie equals attention computed token by token in float64."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from actors.engine.kernels import attend_rows
+from actors.engine.kv_cache import seen
+
+
+class Shape(NamedTuple):
+    heads: int
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    block_size: int
+
+
+SHAPES = [
+    Shape(9, 3, 64, 64, 16),
+    Shape(4, 2, 16, 16, 4),
+    Shape(4, 4, 40, 24, 5),  # neither dimension, nor the page, fills the vectors
+    Shape(3, 1, 7, 9, 3),
+]
+LENGTHS = (1, 5, 16, 33, 70)
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+
+
+class Pages:
+    """Random pages, and rows that each see `LENGTHS` tokens of scattered ones."""
+
+    def __init__(self, shape: Shape, dtype: torch.dtype) -> None:
+        generator = torch.Generator().manual_seed(0)
+
+        def numbers(*size: int) -> Tensor:
+            return torch.randn(*size, generator=generator).to(dtype)
+
+        self.shape = shape
+        self.width = -(-max(LENGTHS) // shape.block_size)
+        count = len(LENGTHS) * self.width + 2
+        self.keys = numbers(count, shape.block_size, shape.kv_heads, shape.key_dim)
+        self.values = numbers(count, shape.block_size, shape.kv_heads, shape.value_dim)
+        self.query = numbers(len(LENGTHS), shape.heads, shape.key_dim)
+        self.tables = torch.randperm(count, generator=generator)[: len(LENGTHS) * self.width]
+
+    def attend(self, rows: list[int], window: int = 0, softcap: float = 0.0) -> Tensor:
+        out = torch.empty(len(rows), self.shape.heads, self.shape.value_dim, dtype=self.keys.dtype)
+        attend_rows(
+            seen(self.query[rows]),
+            seen(self.keys),
+            seen(self.values),
+            self.tables.numpy(),
+            np.array([row * self.width for row in rows]),
+            np.array([LENGTHS[row] - 1 for row in rows]),
+            window,
+            np.float32(self.shape.key_dim**-0.5),
+            np.float32(softcap),
+            seen(out),
+        )
+        return out
+
+    def expected(self, row: int, window: int, softcap: float) -> Tensor:
+        pages = self.tables[row * self.width : (row + 1) * self.width]
+        visible = slice(max(0, LENGTHS[row] - window) if window else 0, LENGTHS[row])
+        group = self.shape.heads // self.shape.kv_heads
+        keys, values = (
+            kept[pages].flatten(0, 1)[visible].double().repeat_interleave(group, 1)
+            for kept in (self.keys, self.values)
+        )
+        scores = torch.einsum("hd,thd->ht", self.query[row].double(), keys)
+        scores *= self.shape.key_dim**-0.5
+        if softcap:
+            scores = softcap * torch.tanh(scores / softcap)
+        return torch.einsum("ht,thd->hd", scores.softmax(-1), values)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (13, 0.0), (0, 2.0), (4, 1.5)])
+def test_each_row_attends_to_the_tokens_it_sees(
+    shape: Shape, dtype: torch.dtype, window: int, softcap: float
+) -> None:
+    pages = Pages(shape, dtype)
+    out = pages.attend(list(range(len(LENGTHS))), window, softcap)
+    for row in range(len(LENGTHS)):
+        expected = pages.expected(row, window, softcap)
+        assert (out[row].double() - expected).abs().max() <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_a_row_alone_and_among_others_is_the_same_to_the_last_bit(dtype: torch.dtype) -> None:
+    pages = Pages(SHAPES[0], dtype)
+    together = pages.attend(list(range(len(LENGTHS))))
+    for row in range(len(LENGTHS)):
+        assert torch.equal(pages.attend([row])[0], together[row])
