@@ -35,7 +35,9 @@ class Nodes:
         """The node of whoever bears the name now, None where nobody answers to it."""
         try:
             actor = self.application.actor(name)
-            home: str = await actor.__ray_call__.remote(_node_id)
+            # A lambda, as a named function would have the actor import this file.
+            where = lambda _: ray.get_runtime_context().get_node_id()  # noqa: E731
+            home: str = await actor.__ray_call__.remote(where)
         except (ValueError, ray.exceptions.RayActorError):
             return None
         return home
@@ -45,10 +47,6 @@ class Nodes:
 
     async def homes(self, shards: int) -> set[str | None]:
         return {await self.home(shard_name(MODEL, index)) for index in range(shards)}
-
-
-def _node_id(_actor: object) -> str:
-    return str(ray.get_runtime_context().get_node_id())
 
 
 @pytest.fixture(scope="module")
