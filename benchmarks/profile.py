@@ -19,12 +19,15 @@ from statistics import median
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
+from transformers import PreTrainedModel
 
+from actors.engine.compiled import program_wish
 from actors.engine.engine import Engine, build_engine
 from actors.engine.families import check_family
 from actors.engine.kv_cache import page_bytes
 from actors.engine.loader import load_model
-from actors.models import ensure_model
+from actors.engine.runner import Forward
+from actors.models import default_cache, ensure_model
 from benchmarks.floor import Limits, Needs, measure_limits, needs_of
 from benchmarks.scopes import PARTS, STEP, scopes, seconds_by_part
 from cluster.config import ModelConfig
@@ -63,14 +66,21 @@ class Bench:
 
     def __init__(self, folder: Path, model: ModelConfig, steps: int) -> None:
         loaded = load_model(folder, model.dtype, CPU, attn_implementation="eager")
+        program = _program(folder, loaded, model)
         self.dtype = loaded.dtype
         self.needs: Needs = needs_of(loaded, page_bytes(check_family(loaded), 1, loaded.dtype))
         self._vocab = loaded.config.get_text_config().vocab_size
         self._engine: Engine = build_engine(loaded, model)
+        if program is not None:
+            self._engine.adopt(program)
         self._head = loaded.get_output_embeddings()
         self._steps = steps
         self._rng = random.Random(0)
         self._count = 0
+
+    @property
+    def compiled(self) -> bool:
+        return self._engine.stats().compiled
 
     def decode(self, batch: int, context: int) -> Case:
         """Steps of `batch` sequences, one token each, that begin with `context` tokens behind."""
@@ -101,7 +111,7 @@ class Bench:
         with scopes(self._head), profile(activities=[ProfilerActivity.CPU]) as profiled:
             for _ in range(self._steps):
                 self._step(before)
-        parts = seconds_by_part(profiled.events())
+        parts = seconds_by_part(profiled.events(), self.compiled)
         return Case(name, tokens, sampled, context, times, parts)
 
     def _step(self, before: Callable[[], object]) -> float:
@@ -128,10 +138,21 @@ class Bench:
         return request.request_id
 
 
+def _program(folder: Path, loaded: PreTrainedModel, model: ModelConfig) -> Forward | None:
+    """The compiled program, made now if it is not there, minutes; None by the config's wish."""
+    wish = (
+        program_wish(folder, loaded, default_cache() / "programs")
+        if model.compile == "auto"
+        else None
+    )
+    return wish.fulfil() if wish is not None else None
+
+
 def table(cases: list[Case], needs: Needs, limits: Limits) -> str:
     """A row a part, a column a case, milliseconds and share; below, the floor."""
     rows = [["ms (share)", *(case.name for case in cases)], ["---"] * (len(cases) + 1)]
-    rows += [[part, *(_cell(case, part) for case in cases)] for part in PARTS]
+    parts = [part for part in PARTS if any(case.parts[part] for case in cases)]
+    rows += [[part, *(_cell(case, part) for case in cases)] for part in parts]
     floors = [case_floor(case, needs, limits) for case in cases]
     rows += [
         ["one step", *(f"{1e3 * case.step_s:.1f}" for case in cases)],
@@ -162,12 +183,15 @@ def main() -> None:
     model = read_serve_config(options.config).shoal.models[0]
     if options.dtype:
         model = model.model_copy(update={"dtype": options.dtype})
+    if options.layers:
+        model = model.model_copy(update={"compile": "off"})
     bench = Bench(ensure_model(model.source), model, options.steps)
     limits = measure_limits(bench.dtype)
     cases = [bench.decode(batch, options.context) for batch in options.batches]
     cases.append(bench.prefill(options.prefill))
     print(
-        f"{torch.get_num_threads()} threads, {bench.dtype}; this machine streams"
+        f"{torch.get_num_threads()} threads at most, {bench.dtype},"
+        f" {'compiled' if bench.compiled else 'layer by layer'}; this machine streams"
         f" {limits.bytes_s / 1e9:.1f} GB/s and multiplies {limits.flop_s / 1e9:.0f} GFLOP/s\n"
     )
     print(table(cases, bench.needs, limits))
@@ -178,6 +202,7 @@ def _options() -> argparse.Namespace:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--config", type=Path, default=Path("ray-config.yaml"))
     parser.add_argument("--dtype", help="in place of the config's")
+    parser.add_argument("--layers", action="store_true", help="not compiled, layer by layer")
     parser.add_argument(
         "--batches", type=lambda t: [int(n) for n in t.split(",")], default=[1, 16, 32]
     )

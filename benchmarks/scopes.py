@@ -31,6 +31,7 @@ ATTENTION = "attention"
 HEAD = "head"
 LINEARS = "linears"
 SMALL = "norms, rotary, activations"
+PROGRAM = "compiled: products and what is fused into them"
 
 FUNCTIONS: tuple[tuple[Any, str, str], ...] = (
     (Batcher, "plan", "planning"),
@@ -51,6 +52,7 @@ PARTS = (
     "KV write",
     "KV gather",
     SMALL,
+    PROGRAM,
     FORWARD,
     "sampling",
     "settling",
@@ -61,6 +63,10 @@ PARTS = (
 PRODUCT = re.compile(
     r"aten::(linear|addmm|mm|matmul|_int_mm|_weight_\w+)$|(mkldnn|onednn)::\w*linear"
 )
+
+
+OPERATOR = "shoal::attend"
+"""Attention as a compiled program calls it, the KV write with it."""
 
 
 @contextmanager
@@ -88,11 +94,16 @@ def named(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return inside
 
 
-def seconds_by_part(events: Iterable[FunctionEvent]) -> dict[str, float]:
-    """Time of the calling thread, each moment counted once, in the part that was innermost."""
+def seconds_by_part(events: Iterable[FunctionEvent], compiled: bool) -> dict[str, float]:
+    """Time of the calling thread, each moment counted once, in the part that was innermost.
+
+    `compiled`: the forward pass was one program, in which only attention can be told apart.
+    """
     spent: Counter[str] = Counter()
     for event in events:
         if (part := part_of(event)) is not None:
+            if compiled and part in (FORWARD, SMALL):
+                part = PROGRAM
             spent[part] += event.self_cpu_time_total * 1e-6
     return {part: spent[part] for part in PARTS}
 
@@ -108,4 +119,6 @@ def part_of(event: FunctionEvent) -> str | None:
         return None
     if around.name != FORWARD or not operators:
         return str(around.name)
+    if OPERATOR in operators:
+        return ATTENTION
     return LINEARS if any(map(PRODUCT.match, operators)) else SMALL
