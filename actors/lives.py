@@ -29,18 +29,22 @@ class Patience:
     ping_s: float = 10.0
     load_ping_s: float = 60.0
     step_s: float = 120.0
-    drain_s: float = 2.0
+    let_go_s: float = 2.0
     death_s: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One life of an actor: its handle, what it asked Ray for, and, of a shard, which it is."""
+    """One life of an actor: its handle, what it asked Ray for, and, of a shard, which it is.
+
+    One that was found `loaded` already has its beginning behind it.
+    """
 
     handle: Any
     asked: Mapping[str, float]
     shard: ShardRef | None = None
     load_timeout_s: float = 0.0
+    loaded: bool = False
 
 
 Listener = Callable[[Event | None, str], None]
@@ -49,25 +53,24 @@ Listener = Callable[[Event | None, str], None]
 
 async def live(life: Life, patience: Patience, tell: Listener) -> None:
     """Placed, loaded, then watched until it is lost. Raises what ended it."""
-    await _placed(life, patience, tell)
-    tell(Event.PLACED, "")
-    if life.shard is not None:
-        loading = replace(patience, ping_s=patience.load_ping_s)
-        await first_to_end(_loaded(life), _progress(life.handle, loading))
-    tell(Event.LOADED, "")
+    if not life.loaded:
+        await _begun(life, patience, tell)
     await first_to_end(_death(life.handle), _progress(life.handle, patience))
 
 
-async def hand_back(life: Life, fault: Exception | None, patience: Patience) -> None:
-    """Have a shard that is to be buried tell its doors that their requests go on elsewhere.
+async def hand_back(
+    life: Life, fault: Exception | None, limit_s: float, patience: Patience
+) -> None:
+    """Have a shard that is to be buried finish what ends within `limit_s`, and tell its doors that
+    the rest goes on elsewhere.
 
     `fault` is what its life ended with, if with any; a shard that is dead or mute is not asked.
     """
     speaks = fault is None or isinstance(fault, (RayTaskError, StepFailed))
     if life.shard is not None and speaks:
         with contextlib.suppress(RayError, TimeoutError):
-            async with asyncio.timeout(patience.drain_s):
-                await life.handle.drain.remote(isinstance(fault, StepFailed))
+            async with asyncio.timeout(limit_s + patience.let_go_s):
+                await life.handle.drain.remote(isinstance(fault, StepFailed), limit_s)
 
 
 async def bury(life: Life, patience: Patience) -> None:
@@ -86,12 +89,22 @@ def in_words(error: BaseException) -> str:
     return f"{type(cause).__name__}: {' '.join(text.partition('Some common causes')[0].split())}"
 
 
+async def _begun(life: Life, patience: Patience, tell: Listener) -> None:
+    await _placed(life, patience, tell)
+    tell(Event.PLACED, "")
+    if life.shard is not None:
+        loading = replace(patience, ping_s=patience.load_ping_s)
+        await first_to_end(_loaded(life), _progress(life.handle, loading))
+    tell(Event.LOADED, "")
+
+
 async def _placed(life: Life, patience: Patience, tell: Listener) -> None:
     """Ray waits in silence for a node that may never come; this says what is missing."""
     answer = asyncio.ensure_future(_answer(life.handle.ping.remote()))
     try:
         while not (await asyncio.wait({answer}, timeout=patience.place_s))[0]:
-            tell(None, await asyncio.to_thread(_what_is_missing, life.asked))
+            event = Event.CRAMPED if any(life.asked.values()) else None
+            tell(event, await asyncio.to_thread(_what_is_missing, life.asked))
         answer.result()
     finally:
         answer.cancel()

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
+from actors.identity import Identity
+from actors.tether import Tether
 from cluster.events import (
     Acknowledge,
     Event,
@@ -79,7 +84,8 @@ class BatchScheduler:
     time. Control calls are not starved by the long polls all the same: there is one a router, far
     fewer than the actor's `max_concurrency`.
 
-    `epoch` is larger in each life; `clock` gives seconds that never go back.
+    `epoch` is larger in each life; `clock` gives seconds that never go back. Without an owner, who
+    made it as `stamp` says, it ends after `tether_s`.
     """
 
     def __init__(
@@ -87,6 +93,8 @@ class BatchScheduler:
         config: SchedulingConfig,
         epoch: int,
         clock: Callable[[], float] = time.monotonic,
+        stamp: str = "",
+        tether_s: float = math.inf,
     ) -> None:
         self._config = config
         self._epoch = epoch
@@ -94,6 +102,8 @@ class BatchScheduler:
         self._brain = SchedulerBrain(config, epoch)
         self._mailboxes: dict[str, Mailbox] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._identity = Identity(stamp)
+        self._tether = Tether(tether_s, partial(os._exit, 0))
 
     def __repr__(self) -> str:
         return f"BatchScheduler(epoch={self._epoch})"
@@ -152,6 +162,10 @@ class BatchScheduler:
         """What would become of it at this moment; nothing is changed by asking."""
         return self._brain.forecast(submission, self._clock())
 
+    async def leases_on(self, shard: ShardRef) -> frozenset[str]:
+        """The requests that hold a lease on this life of the shard, for its audit."""
+        return self._brain.leases_on(shard)
+
     async def stats(self) -> SchedulerStats:
         return self._brain.stats()
 
@@ -159,8 +173,12 @@ class BatchScheduler:
         """How full and how late each model is."""
         return self._brain.demand(self._clock())
 
+    async def identity(self) -> Identity:
+        return self._identity
+
     async def ping(self) -> int:
-        """Answers with the epoch as soon as the loop turns."""
+        """Answers with the epoch as soon as the loop turns; it is the owner that asks."""
+        self._tether.hold()
         return self._epoch
 
     async def watch(self) -> None:

@@ -1,0 +1,40 @@
+"""What an actor tells a fleet that finds it, and the stamp by which it knows what is outdated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+import ray
+
+from cluster.messages import ShardRef
+
+STAMP_LEN = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What the actor was made from (`stamp`), and, of a shard, which it is, how far it is, and the
+    id of its node."""
+
+    stamp: str
+    shard: ShardRef | None = None
+    loaded: bool = True
+    leaving: bool = False
+    node: str = ""
+
+
+def node_id() -> str:
+    """Of the node that this process is on."""
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def stamp_of(*made_from: Any) -> str:
+    """The same for actors that are made from the same configuration by the same code.
+
+    The code is what the application's runtime environment names: its `working_dir` is called by
+    what is in it. An image that changes replaces every process anyway.
+    """
+    code = ray.get_runtime_context().get_runtime_env_string()
+    return sha256(repr((code, *made_from)).encode()).hexdigest()[:STAMP_LEN]
