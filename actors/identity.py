@@ -1,4 +1,4 @@
-"""What an actor tells a fleet that finds it, and the stamp by which it knows what is outdated."""
+"""What an actor tells the fleet: what it is, and that it lives; and the stamp of the up to date."""
 
 from __future__ import annotations
 
@@ -28,6 +28,14 @@ class Identity:
 def node_id() -> str:
     """Of the node that this process is on."""
     return str(ray.get_runtime_context().get_node_id())
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """A sign of life: `turns` of the engine's loop so far, and whether one is under way."""
+
+    turns: int
+    busy: bool
 
 
 def stamp_of(*made_from: Any) -> str:

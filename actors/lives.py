@@ -11,8 +11,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
+from actors.identity import Pulse
 from actors.lifecycle import Event
-from actors.shard import Pulse
 from actors.tasks import first_to_end
 from cluster.errors import ShardLost, ShoalError, StepFailed, Unschedulable
 from cluster.messages import ShardRef
@@ -21,7 +21,8 @@ from cluster.messages import ShardRef
 @dataclass(frozen=True, slots=True)
 class Patience:
     """Seconds: until a place is found missing, between pings, for one, for one while a shard loads
-    (which may keep it from answering), for a step, for a shard to let its requests go, for a death.
+    (which may keep it from answering), for a step, for the scheduler to hear of a new shard, for a
+    shard to let its requests go, for a death.
     """
 
     place_s: float = 20.0
@@ -29,6 +30,7 @@ class Patience:
     ping_s: float = 10.0
     load_ping_s: float = 60.0
     step_s: float = 120.0
+    introduction_s: float = 5.0
     let_go_s: float = 2.0
     death_s: float = 10.0
 
@@ -95,6 +97,7 @@ async def _begun(life: Life, patience: Patience, tell: Listener) -> None:
     if life.shard is not None:
         loading = replace(patience, ping_s=patience.load_ping_s)
         await first_to_end(_loaded(life), _progress(life.handle, loading))
+        await _introduced(life, patience)
     tell(Event.LOADED, "")
 
 
@@ -116,6 +119,14 @@ async def _loaded(life: Life) -> None:
             await life.handle.load.remote()
     except TimeoutError:
         raise ShardLost(f"it had not loaded after {life.load_timeout_s:g} s") from None
+
+
+async def _introduced(life: Life, patience: Patience) -> None:
+    """Until it may get leases: an old shard must not go before. A scheduler that is away does not
+    hold it up for long."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(patience.introduction_s):
+            await life.handle.introduced.remote()
 
 
 async def _death(handle: Any) -> None:

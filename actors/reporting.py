@@ -144,8 +144,11 @@ class Reporter:
         scheduler: ActorAddress,
         ask_snapshot: Callable[[], None],
         timing: ReportTiming,
+        heard: Callable[[], None] = lambda: None,
     ) -> None:
+        """`heard` is called whenever a scheduler has taken in a report."""
         self._ledger = ledger
+        self._heard = heard
         self._address = scheduler
         self._ask_snapshot = ask_snapshot
         self._timing = timing
@@ -187,6 +190,7 @@ class Reporter:
                 self._scheduler = await self._address.look_up()
             async with asyncio.timeout(self._timing.patience_s):
                 self._ledger.acknowledged(await self._scheduler.report.remote(report))
+            self._heard()
         except (RayError, NotReady, TimeoutError) as error:
             logger.warning("report %d did not reach the scheduler: %s", report.number, error)
             self._ledger.lost()

@@ -84,8 +84,8 @@ class BatchScheduler:
     time. Control calls are not starved by the long polls all the same: there is one a router, far
     fewer than the actor's `max_concurrency`.
 
-    `epoch` is larger in each life; `clock` gives seconds that never go back. Without an owner, who
-    made it as `stamp` says, it ends after `tether_s`.
+    `epoch` is larger in each life; `clock` gives seconds that never go back; `stamp` says what it
+    is made from. It ends by itself after `tether_s` without its owner and without any router.
     """
 
     def __init__(
@@ -123,6 +123,7 @@ class BatchScheduler:
         """Wait for decisions after batch `acknowledged` (0 at first), for a third of the
         `router_timeout_s` at most; then the batch is empty. Batch `acknowledged` is forgotten.
         """
+        self._tether.hold()
         mailbox = self._mailbox(router)
         mailbox.acknowledge(acknowledged)
         mailbox.polls += 1
@@ -177,7 +178,7 @@ class BatchScheduler:
         return self._identity
 
     async def ping(self) -> int:
-        """Answers with the epoch as soon as the loop turns; it is the owner that asks."""
+        """Answers with the epoch as soon as the loop turns."""
         self._tether.hold()
         return self._epoch
 

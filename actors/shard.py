@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Coroutine
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from actors.devices.assignment import assigned_ids
@@ -19,7 +19,7 @@ from actors.devices.berth import Berth, assigned_berth
 from actors.doors import Doors
 from actors.engine_building import build_engine
 from actors.engine_thread import Crash, EngineThread, Outcome
-from actors.identity import Identity, node_id
+from actors.identity import Identity, Pulse, node_id
 from actors.naming import SCHEDULER, ActorAddress
 from actors.reporting import Reporter, ReportLedger
 from actors.shard_audit import Ledgers, ShardAudit
@@ -34,14 +34,6 @@ from cluster.stats import ShardStats
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Pulse:
-    """A sign of life: `turns` of the engine's loop so far, and whether one is under way."""
-
-    turns: int
-    busy: bool
 
 
 class KVShard:
@@ -64,6 +56,7 @@ class KVShard:
         self._lost: asyncio.Future[None] = self._loop.create_future()
         self._loading: asyncio.Task[ShardCapacity] | None = None
         self._tether = Tether(spec.tether_s, self._adrift)
+        self._introduced = asyncio.Event()
         self._draining = False
         self._reporter: Reporter | None = None
         self._audit: ShardAudit | None = None
@@ -97,6 +90,7 @@ class KVShard:
             scheduler,
             self._engine.ask_snapshot,
             self._spec.timing.reports,
+            self._on_heard,
         )
         self._audit = ShardAudit(self._spec.ref, scheduler, self._ledgers(self._reporter))
         self._keep_running(self._reporter.run())
@@ -105,12 +99,15 @@ class KVShard:
         self._keep_running(self._settle_again())
         return capacity
 
+    async def introduced(self) -> None:
+        """Wait until a scheduler knows of the shard."""
+        await self._introduced.wait()
+
     async def identity(self) -> Identity:
         loaded = self._reporter is not None
         return Identity(self._spec.stamp, self._spec.ref, loaded, self._draining, node_id())
 
     async def ping(self) -> Pulse:
-        """It is the owner that asks."""
         self._tether.hold()
         return Pulse(self._engine.turns, self._engine.busy)
 
@@ -217,6 +214,11 @@ class KVShard:
             self._reporter.enter(outcome)
         if self._audit is not None and outcome.snapshot is not None:
             self._audit.enter(frozenset(one.request_id for one in outcome.snapshot.held))
+
+    def _on_heard(self) -> None:
+        """A scheduler lives, and knows of the shard, so somebody may want it."""
+        self._introduced.set()
+        self._tether.hold()
 
     def _ledgers(self, reporter: Reporter) -> Ledgers:
         kind = Displaced.__name__

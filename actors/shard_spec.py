@@ -28,7 +28,7 @@ class ShardSpec:
     """What a shard is born with. `threads`: torch's; `gpus`: 0 means it computes on the CPU.
 
     `claims`: the books, of its machine, in which it claims CPUs. `stamp`: what it is made from.
-    Without an owner it ends after `tether_s` seconds.
+    Without its owner and without a scheduler it ends after `tether_s` seconds.
     """
 
     ref: ShardRef

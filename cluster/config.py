@@ -141,7 +141,7 @@ class FleetConfig(Frozen):
         1, ge=0, le=4096, description="Shards of a model begun beside outdated ones; 0: none."
     )
     orphan_s: float = Field(
-        120.0, ge=10, description="Without a Fleet for so long, scheduler and shards end."
+        120.0, ge=10, description="Without a Fleet and a Router for so long, the scheduler ends."
     )
 
 
@@ -163,6 +163,9 @@ class GatewayConfig(Frozen):
         2 * 2**20, ge=1024, description="Parsing so much holds the door for 0.2 s at worst."
     )
     body_timeout_s: float = Field(30.0, gt=0, description="A body not whole by then is refused.")
+    keep_alive_s: float = Field(
+        15.0, ge=0, description="A stream without news for so long sends a comment; 0: never."
+    )
     drain_s: float = Field(
         600.0, ge=0, description="So long an outdated replica may take to answer what it has begun."
     )

@@ -47,6 +47,7 @@ OPTIONS: dict[str, Any] = {
     "freezing": True,  # weights are constants, laid out once as the products read them
     "max_autotune": True,
     "max_autotune_gemm_backends": "CPP",  # products are part of the program, no library's
+    "cpp.enable_grouped_gemm_template": True,  # gate and up, and what joins them, are one product
     "cpp.dynamic_threads": True,  # the shard decides how many, and changes it as others join
     "cpp.min_chunk_size": 16_384,  # a step of few rows is done before a second thread has woken
 }

@@ -20,6 +20,8 @@ from tests.system.application import MODEL, Application
 
 pytestmark = pytest.mark.slow
 
+DOOR_FREED_S = 60.0
+
 REQUEST: dict[str, Any] = {"model": MODEL, "prompt": "One fish, two", "max_tokens": 8}
 LONG: dict[str, Any] = REQUEST | {"max_tokens": 900, "extra_body": {"ignore_eos": True}}
 
@@ -123,6 +125,29 @@ async def test_the_fleet_dies_and_its_successor_looks_after_the_same_shards(
     assert after == before
     await application.kill(shard_name(MODEL, 1))
     await until(application.is_settled)
+
+
+async def test_a_gateway_that_dies_holding_many_streams_frees_them(
+    application: Application,
+) -> None:
+    streams, choices = 100, 4
+    body = {"model": MODEL, "prompt": "One fish", "max_tokens": 900, "ignore_eos": True}
+
+    async def sampled() -> int:
+        return sum([stats.tokens_sampled for stats in await application.shard_stats()])
+
+    before = await sampled()
+    async with application.http() as http:
+        ask = {**body, "n": choices, "stream": True}
+        asking = [http.post("/v1/completions", json=ask) for _ in range(streams)]
+        answers = asyncio.gather(*asking, return_exceptions=True)
+        await until(application.is_busy)
+        for gateway in application.replicas("Gateway"):
+            os.kill(gateway, signal.SIGKILL)
+        await until(application.is_settled, within_s=DOOR_FREED_S)
+        await answers
+    assert await sampled() - before < streams * choices * 900 / 2
+    await application.verify()
 
 
 async def test_chaos_loses_repeats_and_changes_nothing(application: Application) -> None:
