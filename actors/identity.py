@@ -15,8 +15,8 @@ STAMP_LEN = 16
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What the actor was made from (`stamp`), and, of a shard, which it is, how far it is, and the
-    id of its node."""
+    """What the actor was made from (`stamp`), on which node it is, and, of a shard, which it is and
+    how far it is."""
 
     stamp: str
     shard: ShardRef | None = None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
-from actors.identity import Identity
+from actors.identity import Identity, node_id
 from actors.tether import Tether
 from cluster.events import (
     Acknowledge,
@@ -102,7 +102,7 @@ class BatchScheduler:
         self._brain = SchedulerBrain(config, epoch)
         self._mailboxes: dict[str, Mailbox] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._identity = Identity(stamp)
+        self._stamp = stamp
         self._tether = Tether(tether_s, partial(os._exit, 0))
 
     def __repr__(self) -> str:
@@ -175,7 +175,7 @@ class BatchScheduler:
         return self._brain.demand(self._clock())
 
     async def identity(self) -> Identity:
-        return self._identity
+        return Identity(self._stamp, node=node_id())
 
     async def ping(self) -> int:
         """Answers with the epoch as soon as the loop turns."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from unittest.mock import patch
 
@@ -15,6 +14,7 @@ import ray
 from ray import serve
 from ray.cluster_utils import Cluster
 
+from actors.identity import Identity
 from actors.naming import SCHEDULER
 from benchmarks import mixture
 from deployments.app import build
@@ -36,23 +36,17 @@ class Nodes:
     async def home(self, name: str) -> str | None:
         """The node of whoever bears the name now, None where nobody answers to it."""
         try:
-            actor = self.application.actor(name)
-            home: str = await actor.__ray_call__.remote(_node_id)
+            identity: Identity = await self.application.actor(name).identity.remote()
         except (ValueError, ray.exceptions.RayActorError):
             return None
-        return home
+        return identity.node
 
-    async def homes(self) -> Counter[str | None]:
-        """How many shards each node has."""
-        return Counter([await self.home(name) for name in self.application.shards()])
-
-    async def settle(self, shards: Mapping[str, int]) -> None:
-        """Wait until so many shards are there and known, at rest, each node with its share."""
-        due = Counter(shards)
+    async def settle(self, shards: int, *homes: str) -> None:
+        """Wait until so many shards are there, known and at rest, and on these nodes only."""
 
         async def settled() -> bool:
-            whole = await self.application.is_settled(due.total())
-            return whole and await self.homes() == due
+            there = {await self.home(name) for name in self.application.shards()}
+            return there == set(homes) and await self.application.is_settled(shards)
 
         await until(settled, within_s=120)
 
@@ -69,10 +63,6 @@ class Nodes:
 
     async def is_busy(self) -> bool:
         return all(stats.running for stats in await self.application.shard_stats())
-
-
-def _node_id(_actor: object) -> str:
-    return str(ray.get_runtime_context().get_node_id())
 
 
 @pytest.fixture(scope="module")
@@ -97,19 +87,19 @@ async def test_nodes_are_added_and_one_dies_and_one_is_drained_and_no_request_fa
 ) -> None:
     application, cluster = nodes.application, nodes.cluster
     head = cluster.head_node.node_id
-    await nodes.settle({head: 1})
+    await nodes.settle(1, head)
     assert await nodes.home(SCHEDULER) == head
 
     first, second = (cluster.add_node(num_cpus=2) for _ in range(2))
     fleet = serve.get_deployment_handle("Fleet", NAME)
     await fleet.reconfigure.remote({"shards": {MODEL: 3}})
-    await nodes.settle({head: 1, first.node_id: 1, second.node_id: 1})
+    await nodes.settle(3, head, first.node_id, second.node_id)
 
     async def die() -> None:
         cluster.remove_node(second, allow_graceful=False)
 
     assert set(await nodes.serve_while(die, seed=7)) == {"right"}
-    await nodes.settle({head: 2, first.node_id: 1})
+    await nodes.settle(3, head, first.node_id)
 
     async def drain() -> None:
         client = ray._raylet.GcsClient(address=cluster.address)
@@ -117,6 +107,6 @@ async def test_nodes_are_added_and_one_dies_and_one_is_drained_and_no_request_fa
         client.drain_node(first.node_id, preemption, "maintenance", in_an_hour)
 
     assert set(await nodes.serve_while(drain, seed=8)) == {"right"}
-    await nodes.settle({head: 3})
+    await nodes.settle(3, head)
     cluster.remove_node(first)
     await application.verify()
