@@ -345,11 +345,11 @@ async def test_what_no_door_waits_for_is_ended_by_the_audit(audited: Shard) -> N
 
 async def test_a_door_is_told_of_what_the_engine_has_not(audited: Shard) -> None:
     def note(shard: Any) -> None:
-        shard._doors.enter("door", "ghost", shard._loop.time())
+        shard._doors.enter("haunted", "ghost", shard._loop.time())
 
     await audited.actor.__ray_call__.remote(note)
     await until(lambda: mended(audited, "forgotten"))
-    (failed,) = (await audited.poll(0)).deltas
+    (failed,) = (await audited.poll(0, door="haunted")).deltas
     assert isinstance(failed, RequestFailed)
     assert (failed.request_id, failed.kind) == ("ghost", "Displaced")
 

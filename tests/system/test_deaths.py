@@ -20,7 +20,9 @@ from tests.system.application import MODEL, Application
 
 pytestmark = pytest.mark.slow
 
-DOOR_FREED_S = 60.0
+STREAMS = 40
+DOOR_FREED_S = 30.0
+"""A shard gives up a door that has not polled for ten seconds, and looks every two and a half."""
 
 REQUEST: dict[str, Any] = {"model": MODEL, "prompt": "One fish, two", "max_tokens": 8}
 LONG: dict[str, Any] = REQUEST | {"max_tokens": 900, "extra_body": {"ignore_eos": True}}
@@ -127,26 +129,23 @@ async def test_the_fleet_dies_and_its_successor_looks_after_the_same_shards(
     await until(application.is_settled)
 
 
-async def test_a_gateway_that_dies_holding_many_streams_frees_them(
+async def test_a_gateway_that_dies_holding_streams_frees_what_they_had(
     application: Application,
 ) -> None:
-    streams, choices = 100, 4
     body = {"model": MODEL, "prompt": "One fish", "max_tokens": 900, "ignore_eos": True}
 
-    async def sampled() -> int:
-        return sum([stats.tokens_sampled for stats in await application.shard_stats()])
+    async def all_run() -> bool:
+        return sum([s.running + s.waiting for s in await application.shard_stats()]) == STREAMS
 
-    before = await sampled()
     async with application.http() as http:
-        ask = {**body, "n": choices, "stream": True}
-        asking = [http.post("/v1/completions", json=ask) for _ in range(streams)]
+        ask = {**body, "stream": True}
+        asking = [http.post("/v1/completions", json=ask) for _ in range(STREAMS)]
         answers = asyncio.gather(*asking, return_exceptions=True)
-        await until(application.is_busy)
+        await until(all_run)
         for gateway in application.replicas("Gateway"):
             os.kill(gateway, signal.SIGKILL)
         await until(application.is_settled, within_s=DOOR_FREED_S)
         await answers
-    assert await sampled() - before < streams * choices * 900 / 2
     await application.verify()
 
 
