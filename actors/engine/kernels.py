@@ -18,6 +18,7 @@ os.environ.setdefault("NUMBA_NUM_THREADS", str(os.cpu_count() or 1))
 
 import numba
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from actors.engine.lanes import (
@@ -52,7 +53,8 @@ T = TypeVar("T")
 
 
 def use_threads(count: int) -> None:
-    """Compute with `count` threads, as far as the machine has CPUs."""
+    """Have torch and these kernels compute with `count` threads, as far as there are CPUs."""
+    torch.set_num_threads(count)
     numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))
 
 

@@ -6,7 +6,9 @@ The model is transformers' own; what is ours is the row it computes on (`batch`)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +19,7 @@ from actors.engine.batch import StepBatch, build_batch
 from actors.engine.kernels import use_threads
 from actors.engine.kv_cache import KVCache
 from actors.engine.logprobs import score_prompt
+from actors.engine.pace import Pace
 from actors.engine.sampler import Sampler
 from cluster.messages import TokenLogprob
 from cluster.steps import Chunk, StepPlan, StepResult
@@ -49,8 +52,10 @@ class PagedModel(nn.Module):
 class ModelRunner:
     """A model and its pages. `model` must have passed `families.check_family`."""
 
-    def __init__(self, model: PreTrainedModel, cache: KVCache) -> None:
+    def __init__(self, model: PreTrainedModel, cache: KVCache, pace: Pace | None = None) -> None:
+        """Without a `pace` every step is computed by all threads."""
         self._forward: Forward = PagedModel(model)
+        self._pace = pace
         self._device = model.device
         self._cache = cache
         self._sampler = Sampler()
@@ -82,9 +87,22 @@ class ModelRunner:
     @torch.inference_mode()
     def logits(self, batch: StepBatch, rows: Sequence[int]) -> Tensor:
         """Forward pass over the batch; the logits after `rows`, `[len(rows), vocab]`."""
-        use_threads(torch.get_num_threads())
         kept = torch.tensor(rows or [0], dtype=torch.int64, device=self._device)
-        return self._forward(batch.tokens, batch.positions, kept, batch.number)[: len(rows)]
+        with self._threads(batch.tokens.shape[1]):
+            logits = self._forward(batch.tokens, batch.positions, kept, batch.number)
+        return logits[: len(rows)]
+
+    @contextmanager
+    def _threads(self, rows: int) -> Iterator[None]:
+        """As many as are good for a step of `rows`, of those that are ours (`torch`'s number)."""
+        ours = torch.get_num_threads()
+        threads = self._pace.threads(rows, ours) if self._pace else ours
+        use_threads(threads)
+        begun = perf_counter()
+        yield
+        if self._pace:
+            self._pace.note(rows, threads, perf_counter() - begun)
+            use_threads(ours)
 
 
 def _scored_rows(chunk: Chunk, first_row: int) -> range:

@@ -1,0 +1,63 @@
+"""How many threads compute a step: as many as were fastest for such steps lately, found by trying.
+
+A product ends with its slowest thread. Where other processes need the cores too, a few rows are
+computed faster by fewer threads than the shard may use, since nobody waits for one that was put
+aside; many rows never are. Which it is depends on the machine and the hour, so it is measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+TRY_EVERY = 24
+"""Steps of one size until the next one tries another number of threads: at most so much is lost."""
+
+WEIGHT = 0.25
+"""Of the newest step in the running mean."""
+
+OUTLIER = 3.0
+"""A step longer than so many means counts as so many: it was put aside, which says little."""
+
+
+@dataclass(slots=True)
+class _Size:
+    """Steps of about one number of rows: the mean time by threads, seconds."""
+
+    steps: int = 0
+    means: dict[int, float] = field(default_factory=dict)
+
+
+class Pace:
+    """Suggests a number of threads for each step, and learns what it took."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[int, _Size] = {}
+
+    def threads(self, rows: int, most: int) -> int:
+        """For a step of `rows`, at most `most`."""
+        size = self._size(rows)
+        size.steps += 1
+        choices = _choices(most)
+        for untried in (count for count in choices if count not in size.means):
+            return untried
+        if size.steps % TRY_EVERY == 0:
+            return choices[size.steps // TRY_EVERY % len(choices)]
+        return min(choices, key=size.means.__getitem__)
+
+    def note(self, rows: int, threads: int, seconds: float) -> None:
+        """A step of `rows` took `threads` so long."""
+        means = self._size(rows).means
+        mean = means.get(threads, seconds)
+        means[threads] = mean + WEIGHT * (min(seconds, OUTLIER * mean) - mean)
+
+    def _size(self, rows: int) -> _Size:
+        """Sizes double: within one of them the best number hardly differs."""
+        return self._sizes.setdefault(rows.bit_length(), _Size())
+
+
+def _choices(most: int) -> list[int]:
+    """All of them first, then half as many, and so on down to one."""
+    choices = [most]
+    while choices[-1] > 1:
+        choices.append(choices[-1] // 2)
+    return choices

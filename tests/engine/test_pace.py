@@ -1,0 +1,66 @@
+"""A step's number of threads: the one that was fastest, whatever it is and whenever it changes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from actors.engine.pace import TRY_EVERY, Pace
+
+ROWS = 16
+
+
+def drive(pace: Pace, steps: int, seconds: Callable[[int], float], most: int = 8) -> Counter[int]:
+    """How often each number was suggested, if `n` threads take `seconds(n)`."""
+    used: Counter[int] = Counter()
+    for _ in range(steps):
+        threads = pace.threads(ROWS, most)
+        assert 1 <= threads <= most
+        pace.note(ROWS, threads, seconds(threads))
+        used[threads] += 1
+    return used
+
+
+@pytest.mark.parametrize("best", [1, 2, 4, 8])
+def test_the_fastest_number_is_used_nearly_always(best: int) -> None:
+    used = drive(Pace(), 1000, lambda threads: 0.02 + 0.01 * abs(threads - best))
+    assert used[best] >= 1000 * (1 - 1 / TRY_EVERY) - 4
+
+
+def test_what_becomes_fastest_later_is_found() -> None:
+    pace = Pace()
+    drive(pace, 500, lambda threads: 0.03 / threads)
+    drive(pace, 20 * TRY_EVERY, lambda threads: 0.03 * threads)
+    used = drive(pace, 500, lambda threads: 0.03 * threads)
+    assert used[1] > 450
+
+
+def test_one_step_that_was_put_aside_changes_nothing() -> None:
+    pace = Pace()
+    drive(pace, 100, lambda threads: 0.1 / threads)
+    pace.note(ROWS, 8, 60.0)
+    used = drive(pace, 200, lambda threads: 0.1 / threads)
+    assert used[8] > 180
+
+
+def test_sizes_are_learned_apart() -> None:
+    pace = Pace()
+    for _ in range(100):
+        for rows, best in ((1, 1), (512, 8)):
+            threads = pace.threads(rows, 8)
+            pace.note(rows, threads, 0.02 + 0.01 * abs(threads - best))
+    assert pace.threads(1, 8) == 1
+    assert pace.threads(512, 8) == 8
+
+
+def test_a_share_that_shrinks_is_obeyed_at_once_and_one_that_grows_is_tried() -> None:
+    pace = Pace()
+    drive(pace, 50, lambda threads: 1 / threads, most=4)
+    assert set(drive(pace, 50, lambda threads: 1 / threads, most=2)) == {1, 2}
+    assert drive(pace, 50, lambda threads: 1 / threads, most=6)[6] > 40
+
+
+def test_a_single_thread_is_no_choice() -> None:
+    assert drive(Pace(), 60, lambda _: 1.0, most=1) == {1: 60}
