@@ -10,7 +10,10 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from ray.exceptions import RayError
 
+from actors.lives import Life
+from actors.naming import SCHEDULER
 from cluster.autoscaling import Autoscaler
+from cluster.autoscaling_config import AutoscalingConfig
 from cluster.config import ModelConfig
 from cluster.errors import NotReady
 from cluster.stats import ModelStats
@@ -21,6 +24,15 @@ LOOK_S = 1.0
 Demand = Mapping[str, ModelStats]
 
 logger = logging.getLogger(__name__)
+
+
+async def ask(lives: Mapping[str, Life]) -> Demand:
+    """How the models do. Raises NotReady where no scheduler lives that could tell, or RayError."""
+    scheduler = lives.get(SCHEDULER)
+    if scheduler is None:
+        raise NotReady("no scheduler lives", retry_after_s=LOOK_S)
+    demand: Demand = await scheduler.handle.demand.remote()
+    return demand
 
 
 class ShardScaler:
@@ -37,14 +49,21 @@ class ShardScaler:
         scale: Callable[[Mapping[str, int]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._autoscalers = {
-            model.name: Autoscaler(model.autoscaling, model.first_shards)
-            for model in models
-            if model.autoscaling is not None
-        }
+        self._bounds: dict[str, AutoscalingConfig] = {}
+        self._autoscalers: dict[str, Autoscaler] = {}
+        for model in models:
+            if model.autoscaling is not None:
+                self._bounds[model.name] = model.autoscaling
+                self._autoscalers[model.name] = Autoscaler(model.autoscaling, model.first_shards)
         self._ask = ask
         self._scale = scale
         self._clock = clock
+
+    def resume(self, living: Mapping[str, int]) -> None:
+        """Begin with the shards that an earlier fleet has left, of models that it left any."""
+        for name in self._autoscalers.keys() & living.keys():
+            autoscaler = self._autoscalers[name] = Autoscaler(self._bounds[name], living[name])
+            self._scale({name: autoscaler.wanted})
 
     async def run(self) -> None:
         """Look for ever; without a model to scale there is nothing to look at."""

@@ -13,12 +13,12 @@ import logging
 import math
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import uuid4
 
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayTaskError
 
+from actors.channel_timing import ChannelTiming
 from actors.naming import ActorAddress
 from actors.outbox import Delta
 from actors.tasks import cancel_all, first_to_end
@@ -28,10 +28,10 @@ from cluster.messages import Assignment, DeltaBatch, RequestFailed, ShardRef, To
 
 T = TypeVar("T")
 
+logger = logging.getLogger(__name__)
+
 REMEMBERED = 1024
 """Lives of shards that a door shuns at most."""
-
-logger = logging.getLogger(__name__)
 
 ERRORS: dict[str, type[ShoalError]] = {
     name: kind
@@ -39,18 +39,6 @@ ERRORS: dict[str, type[ShoalError]] = {
     if isinstance(kind, type) and issubclass(kind, (FaultError, RequestError))
 }
 """What a RequestFailed may stand for, by the name it gives."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChannelTiming:
-    """Seconds: life without requests; how long a shard may be out of reach, tried how often; how
-    long it may leave a poll unanswered; and how long it is not asked again after that."""
-
-    idle_s: float = 30.0
-    patience_s: float = 5.0
-    retry_s: float = 0.1
-    silence_s: float = 10.0
-    shun_s: float = 30.0
 
 
 class TokenStream(AsyncIterator[TokenDelta]):
@@ -166,7 +154,7 @@ class TokenChannel:
         reason = "the channel was closed"
         try:
             self._shard = await self._address.look_up()
-            await first_to_end(self._send(), self._poll())
+            await first_to_end(self._send(), self._poll(), self._audit())
         except NotReady as error:
             reason = error.message
         except RayTaskError as error:
@@ -195,6 +183,17 @@ class TokenChannel:
                 await self._patiently(lambda: self._shard.assign.remote(self._door, assigns))
             if cancels:
                 await self._patiently(lambda: self._shard.cancel.remote(self._door, cancels))
+
+    async def _audit(self) -> None:
+        """Say what is wanted, while no request and no cancel is on its way."""
+        while True:
+            await asyncio.sleep(self._timing.audit_s)
+            async with self._sending:
+                await self._patiently(self._say_what_is_wanted)
+
+    def _say_what_is_wanted(self) -> Awaitable[None]:
+        said: Awaitable[None] = self._shard.wants.remote(self._door, tuple(self._streams))
+        return said
 
     async def _poll(self) -> None:
         """Until there was nothing to listen for during `idle_s`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 from uuid import uuid4
@@ -12,7 +13,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from actors.lives import Life
 from actors.naming import SCHEDULER
 from actors.scheduler import BatchScheduler
-from actors.shard import KVShard, ShardSpec
+from actors.shard import KVShard
+from actors.shard_spec import ShardSpec
 from cluster.scheduling_config import SchedulingConfig
 
 MAX_CONCURRENCY = 10_000
@@ -22,11 +24,14 @@ ON_HEAD = {"node:__internal_head__": 0.001}
 """Ray resources of what the cluster cannot do without: the head is lost only with the cluster."""
 
 
-def create_scheduler(config: SchedulingConfig, namespace: str) -> Life:
+def create_scheduler(
+    config: SchedulingConfig, namespace: str, stamp: str = "", tether_s: float = math.inf
+) -> Life:
     """A new life of the scheduler; its epoch, from the wall clock, is larger than any before."""
-    options = {**_options(SCHEDULER, namespace, cpus=0), "resources": ON_HEAD}
+    options = {**_options(SCHEDULER, namespace, 0, tether_s), "resources": ON_HEAD}
     actor: Any = ray.remote(BatchScheduler).options(**options)
-    return Life(actor.remote(config, time.time_ns()), asked={})
+    handle = actor.remote(config, time.time_ns(), stamp=stamp, tether_s=tether_s)
+    return Life(handle, asked={})
 
 
 def create_shard(spec: ShardSpec, cpus: float, node: str | None = None) -> Life:
@@ -47,16 +52,18 @@ def shard_options(spec: ShardSpec, cpus: float, node: str | None = None) -> dict
     if node is not None:
         where = NodeAffinitySchedulingStrategy(node, soft=True, _spill_on_unavailable=True)
     return {
-        **_options(spec.ref.actor, spec.namespace, cpus),
+        **_options(spec.ref.actor, spec.namespace, cpus, spec.tether_s),
         "num_gpus": spec.gpus,
         "resources": dict(spec.model.resources.custom),
         "scheduling_strategy": where,
     }
 
 
-def _options(name: str, namespace: str, cpus: float) -> dict[str, Any]:
-    """Of every actor: named, never restarted in place, since what it knows dies with it."""
+def _options(name: str, namespace: str, cpus: float, tether_s: float) -> dict[str, Any]:
+    """Of every actor: named, never restarted in place, since what it knows dies with it. One with
+    a tether outlives who made it; without one, Ray ends both together."""
     return {
+        "lifetime": "detached" if math.isfinite(tether_s) else None,
         "name": name,
         "namespace": namespace,
         "num_cpus": cpus,

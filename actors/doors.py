@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import OrderedDict
 from collections.abc import Iterable
 
 from actors.outbox import Delta, Outbox
+from cluster.audit import Doubts
 from cluster.errors import LedgerBroken, ShardLost
 from cluster.messages import DeltaBatch, RequestFailed
 
@@ -22,6 +24,8 @@ class Door:
         self.requests: set[str] = set()
         self.last_heard = now
         self.polling = 0
+        self.unwanted = Doubts()
+        self.unknown = Doubts()
         self.news = asyncio.Event()
         self.fetched = asyncio.Event()
         self._seen: OrderedDict[str, None] = OrderedDict()
@@ -52,6 +56,7 @@ class Doors:
         self._max_backlog = max_backlog
         self._doors: dict[str, Door] = {}
         self._door_of: dict[str, Door] = {}
+        self._left = asyncio.Event()
         self._gone: OrderedDict[str, None] = OrderedDict()
 
     def __len__(self) -> int:
@@ -70,12 +75,28 @@ class Doors:
         door = self._doors.get(name)
         return door is not None and request_id in door.requests
 
+    def requests(self) -> frozenset[str]:
+        """All that any door waits for."""
+        return frozenset(self._door_of)
+
+    def compare(self, name: str, wanted: frozenset[str]) -> tuple[frozenset[str], frozenset[str]]:
+        """What is here for a door that wants only these, and what of these is not here, where both
+        was so when it last said it."""
+        door = self._doors.get(name)
+        if door is None:
+            return frozenset(), frozenset()
+        unwanted = door.unwanted.confirmed(door.requests - wanted)
+        # Of what has just ended it may not have heard yet.
+        missing = wanted - door.requests if door.outbox.is_empty else frozenset()
+        return unwanted, door.unknown.confirmed(missing)
+
     def leave(self, request_ids: Iterable[str]) -> None:
         """These requests are over; nothing more is delivered for them."""
         for request_id in request_ids:
             door = self._door_of.pop(request_id, None)
             if door is not None:
                 door.requests.discard(request_id)
+                self._left.set()
 
     def deliver(self, deltas: Iterable[Delta]) -> None:
         """Put each where its door will find it. What nobody waits for any more is dropped."""
@@ -96,6 +117,14 @@ class Doors:
 
     def fail(self, request_ids: Iterable[str], kind: str, message: str) -> None:
         self.deliver([RequestFailed(one, kind, message) for one in request_ids])
+
+    async def idle(self, within_s: float) -> None:
+        """Wait until no door has a request here, `within_s` seconds at most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while self._door_of:
+                    self._left.clear()
+                    await self._left.wait()
 
     async def heard(self) -> None:
         """Wait until every door has fetched and acknowledged all there was for it."""

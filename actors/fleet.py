@@ -1,8 +1,8 @@
 """Wanted shards become living actors, and stay so: the owner of the scheduler and of every shard.
 
 One loop compares what is wanted with what there is (`lifecycle.decide`); each life of an actor is
-one task that tells its story (`lives.live`). The actors are not detached: they end with the
-process that holds this object, so nothing can leak.
+one task that tells its story (`lives.live`). The actors outlive the process that holds this object
+for `orphan_s`, within which a successor finds them (`adoption`) and goes on; so nothing can leak.
 """
 
 from __future__ import annotations
@@ -11,60 +11,33 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
 import ray
 from ray.exceptions import RayError
 
-from actors.autoscaler import Demand, ShardScaler
+from actors.adoption import Found, find_living
+from actors.autoscaler import ShardScaler, ask
 from actors.creation import create_scheduler, create_shard, new_incarnation
-from actors.lifecycle import Backoff, Create, Event, Member, State, Stop, advance, decide
-from actors.lives import Life, Patience, bury, hand_back, in_words, live
-from actors.naming import SCHEDULER, shard_name
+from actors.evacuation import Evacuation
+from actors.fleet_status import FleetStatus, status_of
+from actors.fleet_timing import FleetTiming, timing_of
+from actors.identity import stamp_of
+from actors.lifecycle import Create, Event, Member, State, Stop, Wanted, advance, decide
+from actors.lives import Life, bury, hand_back, in_words, live
+from actors.naming import SCHEDULER
 from actors.placing import Places
-from actors.reporting import ReportTiming
-from actors.shard import ShardSpec, ShardTiming
+from actors.shard_spec import ShardSpec
 from actors.sharing import Machines, Share, fair_share, machines
-from actors.tasks import cancel_all
+from actors.tasks import cancel_all, first_to_end
 from cluster.config import ModelConfig, ShoalConfig
-from cluster.errors import ModelNotFound, NotReady
+from cluster.errors import ModelNotFound
 from cluster.messages import ShardRef
-from cluster.scheduling_config import SchedulingConfig
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class FleetTiming:
-    """How long the fleet waits for what; `tick_s` is the longest time between two looks."""
-
-    tick_s: float = 0.5
-    backoff: Backoff = field(default_factory=Backoff)
-    patience: Patience = field(default_factory=Patience)
-    shards: ShardTiming = field(default_factory=ShardTiming)
-
-
-@dataclass(frozen=True, slots=True)
-class MemberStatus:
-    """One actor: `for_s` seconds in its state; `message`: what last went wrong, until READY."""
-
-    name: str
-    model: str | None
-    state: State
-    for_s: float
-    losses: int
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class FleetStatus:
-    """The fleet at one moment. `tick_age_s`: seconds since the loop last looked."""
-
-    wanted: Mapping[str, int]
-    members: tuple[MemberStatus, ...]
-    tick_age_s: float
 
 
 class Fleet:
@@ -78,20 +51,22 @@ class Fleet:
         self._timing = timing or timing_of(config.scheduling)
         self._models = {model.name: model for model in config.models}
         self._wanted = {model.name: model.first_shards for model in config.models}
+        self._stamps = {name: self._stamp(name) for name in (None, *self._models)}
         self._members: dict[str, Member] = {}
         self._lives: dict[str, Life] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._burying: set[str] = set()
+        self._released = False
+        self._ending = asyncio.Event()
         self._changed = asyncio.Event()
         self._looked_at = time.monotonic()
         self._places = Places(config.models)
-        self._scaler = ShardScaler(config.models, self._demand, self.scale)
+        self._scaler = ShardScaler(config.models, partial(ask, self._lives), self.scale)
         self._loops: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Begin to create what is wanted; returns at once."""
-        loop = asyncio.get_running_loop()
-        self._loops = [loop.create_task(self._run()), loop.create_task(self._scaler.run())]
+        """Begin to look for what there is and to create what is missing; returns at once."""
+        self._loops = [asyncio.get_running_loop().create_task(self._run())]
 
     def scale(self, shards: Mapping[str, int]) -> None:
         """Want so many shards of each model named; others stay as they are.
@@ -106,24 +81,28 @@ class Fleet:
         self._changed.set()
 
     def status(self) -> FleetStatus:
-        now = time.monotonic()
-        return FleetStatus(
-            wanted=dict(self._wanted),
-            members=tuple(
-                MemberStatus(m.name, m.model, m.state, now - m.since, m.losses, m.message)
-                for m in self._members.values()
-            ),
-            tick_age_s=now - self._looked_at,
-        )
+        every = self._members.values()
+        return status_of(self._wanted, every, self._looked_at, time.monotonic())
 
     async def stop(self) -> None:
         """End every actor and wait until all are dead. The fleet cannot be started again."""
+        self._ending.set()
         await cancel_all(*self._loops)
         for name in self._tasks:
             self._cut_short(name)
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
+    async def let_go(self) -> None:
+        """Leave every actor to a successor, as it is. The fleet cannot be started again."""
+        self._released = True
+        await cancel_all(*self._loops)
+        await cancel_all(*self._tasks.values())
+
     async def _run(self) -> None:
+        await self._adopt_all()
+        self._scaler.resume(Counter(m.model for m in self._members.values() if m.model))
+        beside = (self._scaler.run(), Evacuation(self._lives, self._places, self._outdate).run())
+        self._loops += map(asyncio.get_running_loop().create_task, beside)
         while True:
             self._reconcile()
             with contextlib.suppress(TimeoutError):
@@ -132,32 +111,55 @@ class Fleet:
             self._changed.clear()
 
     def _reconcile(self) -> None:
-        self._looked_at = time.monotonic()
-        for action in decide(self._wishes(), self._members, self._looked_at):
+        self._looked_at = now = time.monotonic()
+        for action in decide(self._wishes(), self._members, now, self._config.fleet.surge):
             match action:
                 case Create():
                     self._create(action)
                 case Stop(name):
                     self._stop(name)
 
-    def _wishes(self) -> list[Create]:
+    def _wishes(self) -> list[Wanted]:
         """The scheduler first, then the shards in the order of the configuration."""
         return [
-            Create(SCHEDULER, None, 0),
-            *(
-                Create(shard_name(model, index), model, index)
-                for model, count in self._wanted.items()
-                for index in range(count)
-            ),
+            Wanted(None, 1, self._stamps[None]),
+            *(Wanted(model, count, self._stamps[model]) for model, count in self._wanted.items()),
         ]
+
+    async def _adopt_all(self) -> None:
+        """What is leaving already goes on doing so."""
+        every = await find_living(self._namespace, self._timing.patience.ping_s)
+        for found in every:
+            self._adopt(found)
+        await asyncio.sleep(0)  # their tasks begin, and can be cut short
+        for found in every:
+            if found.identity.leaving:
+                self._stop(found.name)
+
+    def _adopt(self, found: Found) -> None:
+        shard, stamp, now = found.life.shard, found.identity.stamp, time.monotonic()
+        state = State.READY if found.life.loaded else State.PENDING
+        model = shard.model if shard else None
+        life = found.life
+        if model in self._models:
+            life = replace(life, load_timeout_s=self._models[model].load_timeout_s)
+        self._members[found.name] = Member(found.name, model, found.index, state, now, stamp=stamp)
+        if model is not None:
+            self._places.note(model, found.index, found.identity.node)
+        self._begin(found.name, partial(_as_found, life))
 
     def _create(self, wish: Create) -> None:
         now = time.monotonic()
         if wish.name in self._members:
             self._move(wish.name, Event.CREATED)
         else:
-            self._members[wish.name] = Member(wish.name, wish.model, wish.index, State.PENDING, now)
-        self._tasks[wish.name] = asyncio.create_task(self._live(wish))
+            self._members[wish.name] = Member(
+                wish.name, wish.model, wish.index, State.PENDING, now, stamp=wish.stamp
+            )
+        self._begin(wish.name, partial(self._new_life, wish))
+
+    def _begin(self, name: str, life: Callable[[], Awaitable[Life]]) -> None:
+        self._tasks[name] = asyncio.create_task(self._live(name, life))
 
     def _stop(self, name: str) -> None:
         if self._members[name].state is State.DEAD:
@@ -171,48 +173,74 @@ class Fleet:
         if name not in self._burying:
             self._tasks[name].cancel()
 
-    async def _live(self, wish: Create) -> None:
+    async def _live(self, name: str, begin: Callable[[], Awaitable[Life]]) -> None:
         """One life; whatever ends it, the actor is dead and its name free before the next."""
         reason, fault = "it is not wanted any more", None
         try:
-            life = self._lives[wish.name] = await self._begin(wish)
-            await live(life, self._timing.patience, partial(self._hear, wish.name))
+            life = self._lives[name] = await begin()
+            await live(life, self._timing.patience, partial(self._hear, name))
         except Exception as error:  # noqa: BLE001 - the fleet outlives all
             reason, fault = in_words(error), error
-            logger.warning("%s is lost: %s", wish.name, reason)
-        finally:
-            self._burying.add(wish.name)
-            try:
-                await self._end(wish.name, fault)
-            except Exception:
-                logger.exception("%s could not be buried in order", wish.name)
-            self._burying.remove(wish.name)
-            self._move(wish.name, Event.LOST, reason)
+            logger.warning("%s is lost: %s", name, reason)
+        except asyncio.CancelledError:
+            if self._released:
+                raise
+        self._burying.add(name)
+        try:
+            await self._end(name, fault)
+        except Exception:
+            logger.exception("%s could not be buried in order", name)
+        self._burying.remove(name)
+        self._move(name, Event.LOST, reason)
 
-    async def _begin(self, wish: Create) -> Life:
+    async def _new_life(self, wish: Create) -> Life:
+        orphan_s = self._config.fleet.orphan_s
         if wish.model is None:
-            return create_scheduler(self._config.scheduling, self._namespace)
+            return create_scheduler(self._config.scheduling, self._namespace, wish.stamp, orphan_s)
         model = self._models[wish.model]
         share = self._share(model, machines(ray.nodes()))
         node = await self._places.find(model.name, wish.index, share)
-        ref = ShardRef(wish.name, model.name, wish.name, new_incarnation())
         spec = ShardSpec(
-            ref, model, self._namespace, share.threads, share.gpus, self._timing.shards
+            ShardRef(wish.name, model.name, wish.name, new_incarnation()),
+            model,
+            self._namespace,
+            share.threads,
+            share.gpus,
+            self._timing.shards,
+            stamp=wish.stamp,
+            tether_s=orphan_s,
         )
         return create_shard(spec, share.cpus, node)
 
+    def _stamp(self, model: str | None) -> str:
+        """Of what a shard of `model`, or the scheduler, is made from: all that a living one cannot
+        take over. How many there are is no part of it, nor how long one may load."""
+        if model is None:
+            return stamp_of(self._config.scheduling)
+        fixed = self._models[model].model_copy(
+            update={"shards": 0, "autoscaling": None, "load_timeout_s": 0}
+        )
+        return stamp_of(fixed, self._timing.shards)
+
     async def _end(self, name: str, fault: Exception | None) -> None:
-        """Bury, and tell the scheduler: before, so that no new lease goes to the shard, and after,
-        since it may have reported in between. In between its doors are told, unless all ends."""
+        """Let its requests go on elsewhere, unless all ends, and bury it. The scheduler is told: of
+        one that failed before, so that no new lease goes there, and of each after, since it may
+        have reported in between."""
         life, member = self._lives.pop(name, None), self._members[name]
         if member.model is not None:
             self._places.leave(member.model, member.index)
         if life is not None:
-            await self._say_gone(life)
+            if fault is not None:
+                await self._say_gone(life)
             if fault is not None or self._members[name].state is State.STOPPING:
-                await hand_back(life, fault, self._timing.patience)
+                limit_s = 0.0 if fault else self._config.fleet.drain_s
+                hands_back = hand_back(life, fault, limit_s, self._timing.patience)
+                await first_to_end(hands_back, self._all_ends())
             await bury(life, self._timing.patience)
             await self._say_gone(life)
+
+    async def _all_ends(self) -> None:
+        await self._ending.wait()
 
     async def _say_gone(self, life: Life) -> None:
         scheduler = self._lives.get(SCHEDULER)
@@ -222,13 +250,10 @@ class Fleet:
             async with asyncio.timeout(1.0):
                 await scheduler.handle.shard_gone.remote(life.shard)
 
-    async def _demand(self) -> Demand:
-        """How the models do; raises NotReady where no scheduler lives that could tell."""
-        scheduler = self._lives.get(SCHEDULER)
-        if scheduler is None:
-            raise NotReady("no scheduler lives", retry_after_s=1.0)
-        demand: Demand = await scheduler.handle.demand.remote()
-        return demand
+    def _outdate(self, name: str) -> None:
+        """Have it replaced, as if it were made from another configuration."""
+        self._members[name] = replace(self._members[name], stamp="")
+        self._changed.set()
 
     def _share(self, model: ModelConfig, cluster: Machines) -> Share:
         return fair_share(model.resources, sum(self._wanted.values()), cluster)
@@ -237,7 +262,7 @@ class Fleet:
         """Tell the living how many threads are theirs now; who is born later is told then."""
         cluster = machines(ray.nodes())
         for life in self._lives.values():
-            if life.shard is not None:
+            if life.shard is not None and life.shard.model in self._models:
                 share = self._share(self._models[life.shard.model], cluster)
                 life.handle.use_threads.remote(share.threads)
 
@@ -258,16 +283,5 @@ class Fleet:
         self._changed.set()
 
 
-def timing_of(config: SchedulingConfig) -> FleetTiming:
-    """A shard that gives no sign for `shard_timeout_s` is lost to the fleet, to the scheduler and
-    to the doors alike, so a poll has to be answered well within it."""
-    patience = Patience(
-        ping_every_s=config.heartbeat_s,
-        ping_s=config.shard_timeout_s,
-        step_s=config.step_timeout_s,
-    )
-    shards = ShardTiming(
-        poll_wait_s=min(ShardTiming().poll_wait_s, config.shard_timeout_s / 4),
-        reports=ReportTiming(heartbeat_s=config.heartbeat_s),
-    )
-    return FleetTiming(patience=patience, shards=shards)
+async def _as_found(life: Life) -> Life:
+    return life

@@ -11,8 +11,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
+from actors.identity import Pulse
 from actors.lifecycle import Event
-from actors.shard import Pulse
 from actors.tasks import first_to_end
 from cluster.errors import ShardLost, ShoalError, StepFailed, Unschedulable
 from cluster.messages import ShardRef
@@ -21,7 +21,8 @@ from cluster.messages import ShardRef
 @dataclass(frozen=True, slots=True)
 class Patience:
     """Seconds: until a place is found missing, between pings, for one, for one while a shard loads
-    (which may keep it from answering), for a step, for a shard to let its requests go, for a death.
+    (which may keep it from answering), for a step, for the scheduler to hear of a new shard, for a
+    shard to let its requests go, for a death.
     """
 
     place_s: float = 20.0
@@ -29,18 +30,23 @@ class Patience:
     ping_s: float = 10.0
     load_ping_s: float = 60.0
     step_s: float = 120.0
-    drain_s: float = 2.0
+    introduction_s: float = 5.0
+    let_go_s: float = 2.0
     death_s: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One life of an actor: its handle, what it asked Ray for, and, of a shard, which it is."""
+    """One life of an actor: its handle, what it asked Ray for, and, of a shard, which it is.
+
+    One that was found `loaded` already has its beginning behind it.
+    """
 
     handle: Any
     asked: Mapping[str, float]
     shard: ShardRef | None = None
     load_timeout_s: float = 0.0
+    loaded: bool = False
 
 
 Listener = Callable[[Event | None, str], None]
@@ -49,25 +55,24 @@ Listener = Callable[[Event | None, str], None]
 
 async def live(life: Life, patience: Patience, tell: Listener) -> None:
     """Placed, loaded, then watched until it is lost. Raises what ended it."""
-    await _placed(life, patience, tell)
-    tell(Event.PLACED, "")
-    if life.shard is not None:
-        loading = replace(patience, ping_s=patience.load_ping_s)
-        await first_to_end(_loaded(life), _progress(life.handle, loading))
-    tell(Event.LOADED, "")
+    if not life.loaded:
+        await _begun(life, patience, tell)
     await first_to_end(_death(life.handle), _progress(life.handle, patience))
 
 
-async def hand_back(life: Life, fault: Exception | None, patience: Patience) -> None:
-    """Have a shard that is to be buried tell its doors that their requests go on elsewhere.
+async def hand_back(
+    life: Life, fault: Exception | None, limit_s: float, patience: Patience
+) -> None:
+    """Have a shard that is to be buried finish what ends within `limit_s`, and tell its doors that
+    the rest goes on elsewhere.
 
     `fault` is what its life ended with, if with any; a shard that is dead or mute is not asked.
     """
     speaks = fault is None or isinstance(fault, (RayTaskError, StepFailed))
     if life.shard is not None and speaks:
         with contextlib.suppress(RayError, TimeoutError):
-            async with asyncio.timeout(patience.drain_s):
-                await life.handle.drain.remote(isinstance(fault, StepFailed))
+            async with asyncio.timeout(limit_s + patience.let_go_s):
+                await life.handle.drain.remote(isinstance(fault, StepFailed), limit_s)
 
 
 async def bury(life: Life, patience: Patience) -> None:
@@ -86,12 +91,23 @@ def in_words(error: BaseException) -> str:
     return f"{type(cause).__name__}: {' '.join(text.partition('Some common causes')[0].split())}"
 
 
+async def _begun(life: Life, patience: Patience, tell: Listener) -> None:
+    await _placed(life, patience, tell)
+    tell(Event.PLACED, "")
+    if life.shard is not None:
+        loading = replace(patience, ping_s=patience.load_ping_s)
+        await first_to_end(_loaded(life), _progress(life.handle, loading))
+        await _introduced(life, patience)
+    tell(Event.LOADED, "")
+
+
 async def _placed(life: Life, patience: Patience, tell: Listener) -> None:
     """Ray waits in silence for a node that may never come; this says what is missing."""
     answer = asyncio.ensure_future(_answer(life.handle.ping.remote()))
     try:
         while not (await asyncio.wait({answer}, timeout=patience.place_s))[0]:
-            tell(None, await asyncio.to_thread(_what_is_missing, life.asked))
+            event = Event.CRAMPED if any(life.asked.values()) else None
+            tell(event, await asyncio.to_thread(_what_is_missing, life.asked))
         answer.result()
     finally:
         answer.cancel()
@@ -103,6 +119,14 @@ async def _loaded(life: Life) -> None:
             await life.handle.load.remote()
     except TimeoutError:
         raise ShardLost(f"it had not loaded after {life.load_timeout_s:g} s") from None
+
+
+async def _introduced(life: Life, patience: Patience) -> None:
+    """Until it may get leases: an old shard must not go before. A scheduler that is away does not
+    hold it up for long."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(patience.introduction_s):
+            await life.handle.introduced.remote()
 
 
 async def _death(handle: Any) -> None:

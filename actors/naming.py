@@ -17,6 +17,12 @@ def shard_name(model: str, index: int) -> str:
     return f"{model}/shard-{index}"
 
 
+def shard_index(name: str) -> int | None:
+    """The inverse as far as the index goes; None where no shard is called so."""
+    _, found, index = name.rpartition("/shard-")
+    return int(index) if found and index.isdecimal() else None
+
+
 @dataclass(frozen=True, slots=True)
 class ActorAddress:
     """A name in a namespace. Who answers to it changes when an actor is replaced."""

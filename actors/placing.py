@@ -44,7 +44,8 @@ class Places:
         self._look = look
         self._topology = Topology(())
         self._taken: dict[Shard, Placement] = {}
-        self._alone: dict[Shard, str] = {}
+        self._noted: dict[Shard, str] = {}
+        self._avoided: frozenset[str] = frozenset()
         self._looking = asyncio.Lock()
 
     async def find(self, model: str, index: int, share: Share) -> str | None:
@@ -55,7 +56,7 @@ class Places:
         self.leave(model, index)
         able = await self._able(self._models[model], share)
         if len(able) == 1:
-            self._alone[model, index] = able[0]
+            self.note(model, index, able[0])
             return able[0]
         topology = await self._survey(able)
         wish = _wish(self._models[model], share)
@@ -66,16 +67,25 @@ class Places:
             self._taken[model, index] = one
         return made.placements[0].node if made.placements else None
 
+    def note(self, model: str, index: int, node: str) -> None:
+        """The shard is there, whoever put it there."""
+        self._noted[model, index] = node
+
+    def avoid(self, nodes: frozenset[str]) -> None:
+        """From now on no shard goes to these."""
+        self._avoided = nodes
+
     def leave(self, model: str, index: int) -> None:
         """The shard is gone, and its place free."""
         self._taken.pop((model, index), None)
-        self._alone.pop((model, index), None)
+        self._noted.pop((model, index), None)
 
     async def _able(self, model: ModelConfig, share: Share) -> list[str]:
         """The living nodes whose Ray resources, were they all free, would do for a shard."""
         asked = {"CPU": share.cpus, "GPU": share.gpus, **model.resources.custom}
         living = [node for node in await asyncio.to_thread(self._nodes) if node["Alive"]]
-        return sorted(node["NodeID"] for node in living if _offers(node["Resources"], asked))
+        able = {node["NodeID"] for node in living if _offers(node["Resources"], asked)}
+        return sorted(able - self._avoided)
 
     async def _survey(self, able: list[str]) -> Topology:
         if able:
@@ -84,11 +94,11 @@ class Places:
         return Topology(tuple(node for node in self._topology.nodes if node.name in able))
 
     def _recall(self, wish: Wish, topology: Topology) -> None:
-        """Shards that came while there was one node for them have a place there for the planner."""
-        for (model, index), name in list(self._alone.items()):
+        """Shards that came to their node without the planner get a place there by it."""
+        for (model, index), name in list(self._noted.items()):
             node = topology.node(name)
             if model == wish.model and node is not None:
-                del self._alone[model, index]
+                del self._noted[model, index]
                 made = place(wish, index, Topology((node,)), self._taken.values())
                 for one in made.placements:
                     self._taken[model, index] = one

@@ -43,6 +43,7 @@ class ReportLedger:
         self._number = 0
         self._free_pages = capacity.total_pages
         self._full = True
+        self._leaving = False
         self._snapshot: Snapshot | None = None
         self._clear()
 
@@ -93,6 +94,7 @@ class ReportLedger:
             full=self._snapshot is not None,
             held=self._held(),
             produced=tuple(self._produced),
+            leaving=self._leaving,
         )
         self._full = False if self._snapshot else self._full
         self._snapshot = None
@@ -104,6 +106,10 @@ class ReportLedger:
 
     def lost(self) -> None:
         self._full = True
+
+    def leave(self) -> None:
+        """From the next report on the scheduler leases nothing more here."""
+        self._leaving = True
 
     def _stored(self) -> tuple[PageHash, ...]:
         news = tuple(one for one, stored in self._is_stored.items() if stored)
@@ -138,8 +144,11 @@ class Reporter:
         scheduler: ActorAddress,
         ask_snapshot: Callable[[], None],
         timing: ReportTiming,
+        heard: Callable[[], None] = lambda: None,
     ) -> None:
+        """`heard` is called whenever a scheduler has taken in a report."""
         self._ledger = ledger
+        self._heard = heard
         self._address = scheduler
         self._ask_snapshot = ask_snapshot
         self._timing = timing
@@ -150,6 +159,15 @@ class Reporter:
         self._ledger.enter(outcome)
         if self._ledger.has_news:
             self._news.set()
+
+    def resync(self) -> None:
+        """The next report is a full one: the scheduler's books are in doubt."""
+        self._ledger.lost()
+
+    def leave(self) -> None:
+        """Say at once that the shard takes no more."""
+        self._ledger.leave()
+        self._news.set()
 
     async def run(self) -> None:
         while True:
@@ -172,6 +190,7 @@ class Reporter:
                 self._scheduler = await self._address.look_up()
             async with asyncio.timeout(self._timing.patience_s):
                 self._ledger.acknowledged(await self._scheduler.report.remote(report))
+            self._heard()
         except (RayError, NotReady, TimeoutError) as error:
             logger.warning("report %d did not reach the scheduler: %s", report.number, error)
             self._ledger.lost()

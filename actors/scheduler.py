@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
+from actors.identity import Identity, node_id
+from actors.tether import Tether
 from cluster.events import (
     Acknowledge,
     Event,
@@ -79,7 +84,8 @@ class BatchScheduler:
     time. Control calls are not starved by the long polls all the same: there is one a router, far
     fewer than the actor's `max_concurrency`.
 
-    `epoch` is larger in each life; `clock` gives seconds that never go back.
+    `epoch` is larger in each life; `clock` gives seconds that never go back; `stamp` says what it
+    is made from. It ends by itself after `tether_s` without its owner and without any router.
     """
 
     def __init__(
@@ -87,6 +93,8 @@ class BatchScheduler:
         config: SchedulingConfig,
         epoch: int,
         clock: Callable[[], float] = time.monotonic,
+        stamp: str = "",
+        tether_s: float = math.inf,
     ) -> None:
         self._config = config
         self._epoch = epoch
@@ -94,6 +102,8 @@ class BatchScheduler:
         self._brain = SchedulerBrain(config, epoch)
         self._mailboxes: dict[str, Mailbox] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._stamp = stamp
+        self._tether = Tether(tether_s, partial(os._exit, 0))
 
     def __repr__(self) -> str:
         return f"BatchScheduler(epoch={self._epoch})"
@@ -113,6 +123,7 @@ class BatchScheduler:
         """Wait for decisions after batch `acknowledged` (0 at first), for a third of the
         `router_timeout_s` at most; then the batch is empty. Batch `acknowledged` is forgotten.
         """
+        self._tether.hold()
         mailbox = self._mailbox(router)
         mailbox.acknowledge(acknowledged)
         mailbox.polls += 1
@@ -152,6 +163,10 @@ class BatchScheduler:
         """What would become of it at this moment; nothing is changed by asking."""
         return self._brain.forecast(submission, self._clock())
 
+    async def leases_on(self, shard: ShardRef) -> frozenset[str]:
+        """The requests that hold a lease on this life of the shard, for its audit."""
+        return self._brain.leases_on(shard)
+
     async def stats(self) -> SchedulerStats:
         return self._brain.stats()
 
@@ -159,8 +174,12 @@ class BatchScheduler:
         """How full and how late each model is."""
         return self._brain.demand(self._clock())
 
+    async def identity(self) -> Identity:
+        return Identity(self._stamp, node=node_id())
+
     async def ping(self) -> int:
         """Answers with the epoch as soon as the loop turns."""
+        self._tether.hold()
         return self._epoch
 
     async def watch(self) -> None:

@@ -11,63 +11,29 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Coroutine
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import asdict
+from typing import Any, TypeVar
 
 from actors.devices.assignment import assigned_ids
 from actors.devices.berth import Berth, assigned_berth
 from actors.doors import Doors
+from actors.engine_building import build_engine
 from actors.engine_thread import Crash, EngineThread, Outcome
+from actors.identity import Identity, Pulse, node_id
 from actors.naming import SCHEDULER, ActorAddress
-from actors.reporting import Reporter, ReportLedger, ReportTiming
-from cluster.config import ModelConfig
+from actors.reporting import Reporter, ReportLedger
+from actors.shard_audit import Ledgers, ShardAudit
+from actors.shard_spec import ShardSpec
+from actors.tether import Tether
+from cluster.audit import Discrepancy
 from cluster.errors import Displaced, ShardLost, StaleLease, StepFailed
-from cluster.messages import Assignment, DeltaBatch, RequestFailed, ShardRef
+from cluster.messages import Assignment, DeltaBatch, RequestFailed
 from cluster.reports import ShardCapacity
 from cluster.stats import ShardStats
-
-if TYPE_CHECKING:
-    from actors.engine.engine import Engine
 
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ShardTiming:
-    """Seconds, but for `max_backlog`: deltas a door may leave unread before it is dropped."""
-
-    door_timeout_s: float = 10.0
-    settle_s: float = 5.0
-    poll_wait_s: float = 2.0
-    last_words_s: float = 1.0
-    max_backlog: int = 65_536
-    reports: ReportTiming = field(default_factory=ReportTiming)
-
-
-@dataclass(frozen=True, slots=True)
-class ShardSpec:
-    """What a shard is born with. `threads`: torch's; `gpus`: 0 means it computes on the CPU.
-
-    `claims`: the books, of its machine, in which it claims CPUs.
-    """
-
-    ref: ShardRef
-    model: ModelConfig
-    namespace: str
-    threads: int
-    gpus: float = 0.0
-    timing: ShardTiming = field(default_factory=ShardTiming)
-    claims: str = "shoal"
-
-
-@dataclass(frozen=True, slots=True)
-class Pulse:
-    """A sign of life: `turns` of the engine's loop so far, and whether one is under way."""
-
-    turns: int
-    busy: bool
 
 
 class KVShard:
@@ -83,13 +49,17 @@ class KVShard:
         self._loop = asyncio.get_running_loop()
         self._doors = Doors(spec.timing.door_timeout_s, spec.timing.max_backlog)
         self._engine = EngineThread(
-            lambda: _load_engine(spec, self._threads),
+            lambda: build_engine(spec.model, bool(spec.gpus), self._threads),
             publish=self._from_thread(self._on_outcome),
             crashed=self._from_thread(self._on_crash),
         )
         self._lost: asyncio.Future[None] = self._loop.create_future()
+        self._loading: asyncio.Task[ShardCapacity] | None = None
+        self._tether = Tether(spec.tether_s, self._adrift)
+        self._introduced = asyncio.Event()
         self._draining = False
         self._reporter: Reporter | None = None
+        self._audit: ShardAudit | None = None
         self._latest: Outcome | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -99,28 +69,46 @@ class KVShard:
         return f"KVShard({self._spec.ref.model}/{index}, {device})"
 
     async def load(self) -> ShardCapacity:
-        """Build the engine and report to the scheduler from then on. Call it once.
+        """Build the engine and report to the scheduler from then on; asked again, it is the same.
 
         Raises OperatorError where configuration, devices, weights or memory do not allow it.
         """
+        if self._loading is None:
+            self._loading = self._loop.create_task(self._load())
+        return await asyncio.shield(self._loading)
+
+    async def _load(self) -> ShardCapacity:
         # First: threads inherit the binding of who starts them, and pages stay where they were put.
         binding = self._spec.model.resources.binding
         self._berth = assigned_berth(binding, assigned_ids(), self._spec.claims)
         self._settle()
         self._engine.start()
         capacity = await asyncio.wrap_future(self._engine.capacity)
+        scheduler = ActorAddress(SCHEDULER, self._spec.namespace)
         self._reporter = Reporter(
             ReportLedger(self._spec.ref, capacity),
-            ActorAddress(SCHEDULER, self._spec.namespace),
+            scheduler,
             self._engine.ask_snapshot,
             self._spec.timing.reports,
+            self._on_heard,
         )
+        self._audit = ShardAudit(self._spec.ref, scheduler, self._ledgers(self._reporter))
         self._keep_running(self._reporter.run())
+        self._keep_running(self._audit.run(self._spec.timing.audit_s))
         self._keep_running(self._sweep_doors())
         self._keep_running(self._settle_again())
         return capacity
 
+    async def introduced(self) -> None:
+        """Wait until a scheduler knows of the shard."""
+        await self._introduced.wait()
+
+    async def identity(self) -> Identity:
+        loaded = self._reporter is not None
+        return Identity(self._spec.stamp, self._spec.ref, loaded, self._draining, node_id())
+
     async def ping(self) -> Pulse:
+        self._tether.hold()
         return Pulse(self._engine.turns, self._engine.busy)
 
     async def watch(self) -> None:
@@ -150,6 +138,18 @@ class KVShard:
                 if choice is None:
                     self._doors.leave((request_id,))
 
+    async def wants(self, door: str, request_ids: tuple[str, ...]) -> None:
+        """All that `door` still waits for. What it has twice left out is ended; of what is twice
+        not here it is told so."""
+        unwanted, unknown = self._doors.compare(door, frozenset(request_ids))
+        await self.cancel(door, tuple((request_id, None) for request_id in unwanted))
+        for request_id in unknown:
+            failure = RequestFailed(request_id, Displaced.__name__, self._no_record())
+            self._doors.refuse(door, failure, self._loop.time())
+        if self._audit is not None:
+            self._audit.count(Discrepancy.UNWANTED, len(unwanted))
+            self._audit.count(Discrepancy.UNKNOWN, len(unknown))
+
     async def deltas(self, door: str, acknowledged: int) -> DeltaBatch:
         """Long poll: all that came for `door` since batch `acknowledged`, or that batch again.
 
@@ -158,13 +158,17 @@ class KVShard:
         """
         return await self._doors.poll(door, acknowledged, self._spec.timing.poll_wait_s)
 
-    async def drain(self, stuck: bool) -> None:
-        """Let every request go, to another shard, and take no more; returns once all doors know.
+    async def drain(self, stuck: bool = False, limit_s: float = 0.0) -> None:
+        """Take no more, finish what ends within `limit_s`, and let the rest go to other shards;
+        returns once all doors know.
 
         Where it is `stuck`, its step will never end, and who is in it is told so.
         """
         self._draining = True
         name = self._spec.ref.shard
+        if self._reporter is not None:
+            self._reporter.leave()
+        await self._doors.idle(limit_s)
         if stuck:
             self._doors.fail(self._engine.computing(), StepFailed.__name__, f"{name} is stuck")
         self._doors.fail_all(Displaced.__name__, f"{name} is drained")
@@ -186,6 +190,7 @@ class KVShard:
             doors=len(self._doors),
             threads=self._threads,
             binding=self._berth.binding,
+            mended=dict(self._audit.mended) if self._audit else {},
             **engine,
         )
 
@@ -207,6 +212,26 @@ class KVShard:
         self._doors.leave(outcome.progress.ended)
         if self._reporter is not None:
             self._reporter.enter(outcome)
+        if self._audit is not None and outcome.snapshot is not None:
+            self._audit.enter(frozenset(one.request_id for one in outcome.snapshot.held))
+
+    def _on_heard(self) -> None:
+        """A scheduler lives, and knows of the shard, so somebody may want it."""
+        self._introduced.set()
+        self._tether.hold()
+
+    def _ledgers(self, reporter: Reporter) -> Ledgers:
+        kind = Displaced.__name__
+        return Ledgers(
+            at_doors=self._doors.requests,
+            ask_engine=self._engine.ask_snapshot,
+            end=lambda request_id: self._engine.cancel(request_id, None),
+            tell_doors=lambda request_ids: self._doors.fail(request_ids, kind, self._no_record()),
+            report_in_full=reporter.resync,
+        )
+
+    def _no_record(self) -> str:
+        return f"{self._spec.ref.shard} has no record of it any more"
 
     def _on_crash(self, crash: Crash) -> None:
         """Say it to all who wait, leave them a moment to hear it, and go: the pages are suspect.
@@ -220,6 +245,12 @@ class KVShard:
         self._doors.fail(crash.computing, StepFailed.__name__, f"{name} failed at a step of it")
         self._doors.fail_all(Displaced.__name__, f"{name} failed at a step of others")
         self._lost.set_exception(ShardLost(f"{name} failed: {crash.error!r}"))
+        self._loop.call_later(self._spec.timing.last_words_s, os._exit, 1)
+
+    def _adrift(self) -> None:
+        """Nobody owns it, so nobody would ever end it."""
+        logger.error("%r has no owner any more", self)
+        self._doors.fail_all(Displaced.__name__, f"{self._spec.ref.shard} has no owner")
         self._loop.call_later(self._spec.timing.last_words_s, os._exit, 1)
 
     async def _sweep_doors(self) -> None:
@@ -261,17 +292,3 @@ class KVShard:
             self._loop.call_soon_threadsafe(method, argument)
 
         return call
-
-
-def _load_engine(spec: ShardSpec, threads: int) -> Engine:
-    # Here, not above: the fleet imports this file, and torch is the shard's own affair. Ray sets
-    # OMP_NUM_THREADS to 1 for an actor of few CPUs; this overrides it for all threads.
-    import torch
-
-    torch.set_num_threads(threads)
-    from actors.engine.engine import load_engine
-    from actors.models import default_cache, ensure_model
-
-    device = torch.device("cuda" if spec.gpus else "cpu")
-    programs = default_cache() / "programs"
-    return load_engine(ensure_model(spec.model.source), spec.model, device, programs)

@@ -27,7 +27,6 @@ from pathlib import Path
 from random import Random
 
 import httpx
-import psutil
 
 from actors.naming import SCHEDULER, shard_name
 from benchmarks.mixture import Answer, Ask, Failed, answer, asks, verdict
@@ -38,7 +37,6 @@ from tests.system.tiny import save_tiny_model
 VICTIMS = ("shard", "shard", "shard", "shard", "stopped shard", "scheduler", "Router")
 """What the next to die is drawn from."""
 
-ROUTER = "ServeReplica:shoal:Router"
 RECOVERY_S = 300.0
 """A kill after which the whole is not there again for so long ends the run."""
 
@@ -170,8 +168,7 @@ class Chaos:
 
     async def _victims(self, kind: str) -> list[int]:
         if kind == "Router":
-            family = psutil.Process().children(recursive=True)
-            return [one.pid for one in family if ROUTER in _title(one)]
+            return self._application.replicas("Router")
         name = SCHEDULER
         if kind != "scheduler":
             name = shard_name(MODEL, self._chance.randrange(self._shards))
@@ -202,10 +199,10 @@ class Chaos:
         """What is left when all is over; the books have to balance, or this raises."""
         with contextlib.suppress(TimeoutError):
             await until(lambda: self._application.is_settled(self._shards), within_s=60.0)
-        stats = await self._application.shard_stats(self._shards)
+        stats = await self._application.shard_stats()
         self.report.leaked_pages = sum(one.used_pages for one in stats)
         self.report.leaked_leases = (await self._application.scheduler_stats()).leased
-        await self._application.verify(self._shards)
+        await self._application.verify()
 
     def _measure_pauses(self) -> None:
         for moment in self.report.killed_at:
@@ -219,13 +216,6 @@ def _gap(arrivals: list[float], moment: float) -> float | None:
         if before <= moment < after:
             return after - before
     return None
-
-
-def _title(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
 
 
 def _spread(values: list[float]) -> str:

@@ -100,7 +100,7 @@ def useful(seen: Seen, config: AutoscalingConfig) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Change:
     """So many shards from now on, and why, for a person to read."""
 
     shards: int
@@ -167,7 +167,7 @@ class Autoscaler:
     def wanted(self) -> int:
         return self._wanted
 
-    def look(self, stats: ModelStats, now: float) -> Wanted | None:
+    def look(self, stats: ModelStats, now: float) -> Change | None:
         """Take note of how the model does; what is wanted from now on, where that changes."""
         if stats.shards > self._serving:
             self._settled_at = now + self._config.settle_s
@@ -193,14 +193,14 @@ class Autoscaler:
             asked = fewest(seen, self._config, self._limit(now))
         return self._config.bounded(min(asked, useful(seen, self._config)))
 
-    def _grow(self, needed: int, seen: Seen, now: float) -> Wanted | None:
+    def _grow(self, needed: int, seen: Seen, now: float) -> Change | None:
         self._calm_since, self._calm_needed = math.inf, 0
         if seen.shards and seen.late > 1.0 + TOLERANCE:
             needed = self._learn(needed, seen, now)
         if needed <= self._wanted:
             return None
         self._wanted = needed
-        return Wanted(needed, _why_more(seen))
+        return Change(needed, _why_more(seen))
 
     def _learn(self, needed: int, seen: Seen, now: float) -> int:
         """Note what was too much. Where going down is what made requests late, it is as it was:
@@ -214,7 +214,7 @@ class Autoscaler:
         busy = math.ceil(seen.work / self._config.target_utilization)
         return min(needed, max(self._shrank_from, busy))
 
-    def _rest(self, needed: int, now: float) -> Wanted | None:
+    def _rest(self, needed: int, now: float) -> Change | None:
         """Fewer would do; once that has been so for `down_after_s`, the most needed meanwhile."""
         self._calm_since = min(self._calm_since, now)
         self._calm_needed = max(self._calm_needed, needed)
@@ -222,7 +222,7 @@ class Autoscaler:
             return None
         self._shrank_at, self._shrank_from = now, self._wanted
         self._wanted, self._calm_since, self._calm_needed = self._calm_needed, math.inf, 0
-        return Wanted(self._wanted, f"for {self._config.down_after_s:g} s no more were needed")
+        return Change(self._wanted, f"for {self._config.down_after_s:g} s no more were needed")
 
     def _limit(self, now: float) -> float:
         """A little below the utilization at which shards last were late, while remembered."""

@@ -30,7 +30,15 @@ class Books:
         strangers = self.index.shards() - {shard.ref.shard for shard in self.leases.shards()}
         if strangers:
             raise LedgerBroken(f"scheduler: pages of unknown shards {sorted(strangers)}")
+        unreserved = self.unreserved()
+        if unreserved:
+            raise LedgerBroken(f"scheduler: tokens reserved for {len(unreserved)} unknown requests")
+
+    def unreserved(self) -> frozenset[str]:
+        """Requests that tokens are set aside for, and that neither wait nor hold a lease."""
         reserved = self.tenants.reservations
-        idle = [key for key in reserved - waiting if self.leases.entry(key) is None]
-        if idle:
-            raise LedgerBroken(f"scheduler: tokens reserved for {len(idle)} unknown requests")
+        return frozenset(
+            key
+            for key in reserved
+            if self.queues.get(key) is None and self.leases.entry(key) is None
+        )

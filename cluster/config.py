@@ -130,6 +130,21 @@ class FailoverConfig(Frozen):
     )
 
 
+class FleetConfig(Frozen):
+    """How shards leave and are replaced, and how long they live without the Fleet."""
+
+    drain_s: float = Field(
+        30.0, ge=0, description="So long one that leaves finishes requests; the rest moves then."
+    )
+
+    surge: int = Field(
+        1, ge=0, le=4096, description="Shards of a model begun beside outdated ones; 0: none."
+    )
+    orphan_s: float = Field(
+        120.0, ge=10, description="Without a Fleet and a Router for so long, the scheduler ends."
+    )
+
+
 class AuthConfig(Frozen):
     """Who may speak to the doors. `none` answers everybody who can reach the port."""
 
@@ -148,6 +163,12 @@ class GatewayConfig(Frozen):
         2 * 2**20, ge=1024, description="Parsing so much holds the door for 0.2 s at worst."
     )
     body_timeout_s: float = Field(30.0, gt=0, description="A body not whole by then is refused.")
+    keep_alive_s: float = Field(
+        15.0, ge=0, description="A stream without news for so long sends a comment; 0: never."
+    )
+    drain_s: float = Field(
+        600.0, ge=0, description="So long an outdated replica may take to answer what it has begun."
+    )
     cors_origins: tuple[str, ...] = Field(
         (), description="Web pages of these origins may call the API from a browser; `*`: all."
     )
@@ -171,6 +192,7 @@ class ShoalConfig(Frozen):
     gateway: GatewayConfig = GatewayConfig()
     router: RouterConfig = RouterConfig()
     failover: FailoverConfig = FailoverConfig()
+    fleet: FleetConfig = FleetConfig()
 
     @model_validator(mode="after")
     def _model_names_differ(self) -> ShoalConfig:

@@ -10,7 +10,7 @@ from cluster.loads import ModelShards
 from cluster.measures import RecentSeconds
 from cluster.messages import RefusalKind
 from cluster.scheduling_config import SlaClass
-from cluster.shard_books import Bill
+from cluster.shard_books import Bill, ShardBook
 from cluster.stats import ModelStats
 
 SPAN_S = 15.0
@@ -65,7 +65,7 @@ class Demand:
     def _of(self, model: str, books: Books, now: float) -> ModelStats:
         shards, nothing = books.leases.serving(model), RecentSeconds(SPAN_S)
         return ModelStats(
-            shards=len(shards),
+            shards=len(staying(shards)),
             queued=books.queues.depth(model),
             running=shards.taken,
             granted=self._granted[model],
@@ -79,15 +79,20 @@ class Demand:
 def utilization(shards: ModelShards) -> float:
     """How full the shards are of what they are fullest of, by the measures of room for a newcomer.
 
-    A mean over time tells more than one look, above all of the prompts leased ahead.
+    A mean over time tells more than one look, above all of the prompts leased ahead. Who is
+    leaving has no room, and does not count.
     """
-    every = shards.shards.values()
+    every = staying(shards)
     if not every:
         return 0.0
-    places = shards.taken / shards.places
+    places = sum(one.sequences for one in every) / sum(one.capacity.max_num_seqs for one in every)
     pages = sum(1.0 - one.unpromised / one.capacity.total_pages for one in every)
     prefill = sum(min(1.0, one.prefill_tokens / shards.lookahead(one)) for one in every)
     return min(1.0, max(places, pages / len(every), prefill / len(every)))
+
+
+def staying(shards: ModelShards) -> list[ShardBook]:
+    return [one for one in shards.shards.values() if not one.leaving]
 
 
 def _record(into: dict[str, RecentSeconds], model: str, share: float, now: float) -> None:

@@ -118,6 +118,7 @@ class LeaseBook:
         shard = self._shards[report.shard.shard]
         shard.resync |= report.number > shard.number + 1
         shard.number, shard.free_pages = report.number, report.free_pages
+        shard.leaving = report.leaving
         self._happen(shard, report, now)
 
     def reconcile(self, report: ShardReport, now: float) -> None:
@@ -136,6 +137,7 @@ class LeaseBook:
             self._models[report.shard.model].add(shard)
         shard = self._shards[name]
         shard.number, shard.free_pages = report.number, report.free_pages
+        shard.leaving = report.leaving
         shard.resync = False
         for request in report.held:
             self._hold(shard, request, now)

@@ -151,12 +151,13 @@ class ModelShards:
     def _look(self, shard: ShardBook) -> ShardView:
         used = 1.0 - shard.unpromised / shard.capacity.total_pages
         idle = not shard.leases
+        places = ENDLESS if idle else shard.capacity.max_num_seqs - shard.sequences
         return ShardView(
             name=shard.ref.shard,
             outstanding=shard.prefill_tokens + self._config.decode_tokens * shard.sequences,
             last_grant=shard.last_grant,
             price=1.0 + self._config.page_pressure * used,
-            places=ENDLESS if idle else shard.capacity.max_num_seqs - shard.sequences,
+            places=0 if shard.leaving else places,
             pages=ENDLESS if idle else shard.unpromised,
             window=self.lookahead(shard) - shard.prefill_tokens,
             wait_s=shard.prefill_tokens / (shard.speed.per_second or math.inf),

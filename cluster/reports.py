@@ -38,6 +38,7 @@ class ShardReport:
     evictable cached pages too. `started` names requests whose prompt is computed, `ended` those
     whose every choice is over, and `produced` the output tokens of each of these, where the shard
     counts them. `stored` and `removed` are net: a page is in one of them at most.
+    One that is `leaving` finishes what it holds and takes no more.
     A report whose ack was lost is sent again with its number, or its successor is full.
     """
 
@@ -52,6 +53,7 @@ class ShardReport:
     full: bool = False
     held: tuple[HeldRequest, ...] = ()
     produced: tuple[int, ...] = ()
+    leaving: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from cluster.audit import Discrepancy, Doubts
 from cluster.books import Books
 from cluster.dispatch import Dispatch
 from cluster.events import (
@@ -47,6 +48,9 @@ class SchedulerBrain:
         self._log = DecisionLog(config.max_explained)
         self._withdrawn = 0
         self._now = 0.0
+        self._audited_at = 0.0
+        self._doubts = Doubts()
+        self._mended: Counter[str] = Counter()
 
     def handle(self, event: Event, now: float) -> tuple[Instruction, ...]:
         """The one door: `now` is in seconds and never smaller than at an earlier event."""
@@ -69,6 +73,11 @@ class SchedulerBrain:
     def forecast(self, submission: Submission, now: float) -> Forecast:
         """What would become of `submission` if it came now, and why; changes nothing."""
         return self._dispatch.forecast(submission, now)
+
+    def leases_on(self, shard: ShardRef) -> frozenset[str]:
+        """The requests that hold a lease on this life of the shard."""
+        book = self._books.leases.shard(shard)
+        return frozenset(book.leases if book else ())
 
     def _follow(self, event: Event, now: float) -> Iterator[Instruction]:
         match event:
@@ -171,7 +180,15 @@ class SchedulerBrain:
         for model in self._books.queues.models():
             if not len(self._books.leases.serving(model)):
                 yield from self._refuse_waiting(model, now)
+        if now - self._audited_at >= self._config.audit_s:
+            self._audit(now)
         yield from self._dispatch.pump_all(now)
+
+    def _audit(self, now: float) -> None:
+        self._audited_at = now
+        for request_id in self._doubts.confirmed(self._books.unreserved()):
+            self._dispatch.accounts.released(request_id, now)
+            self._mended[Discrepancy.UNRESERVED] += 1
 
     def _refuse_waiting(self, model: str, now: float) -> Iterator[Instruction]:
         """What a change of its shards has made impossible."""
@@ -198,6 +215,7 @@ class SchedulerBrain:
             prompt_tokens=accounts.prompt_tokens,
             cached_tokens=accounts.cached_tokens,
             refusals={str(kind): count for kind, count in accounts.refusals.items()},
+            mended=dict(self._mended),
             classes=self._class_stats(),
             tenants=self._tenant_stats(),
             models=self.demand(self._now),

@@ -95,6 +95,7 @@ class ShardBook:
     `last_grant` counts the book's grants, so that the smallest is the least recently used.
     `speed` is that of its prefill, measured while it has some, last at `measured_at`.
     `longest` is the most tokens, prompt and output, that one sequence can ever have here.
+    One that is `leaving` gets no more leases.
     """
 
     ref: ShardRef
@@ -103,6 +104,7 @@ class ShardBook:
     number: int
     heard_at: float
     resync: bool = False
+    leaving: bool = False
     last_grant: int = 0
     prefill_tokens: int = 0
     promised_pages: int = 0

@@ -34,12 +34,14 @@ class EngineStats:
 @dataclass(frozen=True, slots=True)
 class ShardStats(EngineStats):
     """The books of a shard's engine, which shard it is, how many doors listen to it, and where it
-    computes: with how many threads, bound to what, and why."""
+    computes: with how many threads, bound to what, and why. `mended`: by its audits, by what was
+    wrong (`cluster.audit.Discrepancy`)."""
 
     shard: ShardRef
     doors: int
     threads: int
     binding: Binding
+    mended: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,8 @@ class SchedulerStats:
     """The scheduler's books at one moment.
 
     `prompt_tokens` and `cached_tokens` are of all leases granted: their ratio is the hit rate as
-    predicted. `refusals` counts by reason; `tenants` are those that are remembered.
+    predicted. `refusals` counts by reason, `mended` by what audits found wrong; `tenants` are those
+    that are remembered.
     """
 
     epoch: int
@@ -139,6 +142,7 @@ class SchedulerStats:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     refusals: dict[str, int] = field(default_factory=dict)
+    mended: dict[str, int] = field(default_factory=dict)
     classes: dict[str, ClassStats] = field(default_factory=dict)
     tenants: dict[str, TenantStats] = field(default_factory=dict)
     models: dict[str, ModelStats] = field(default_factory=dict)

@@ -15,6 +15,10 @@ from deployments.router import Router
 NO_CPU = {"num_cpus": 0}
 """The doors share the cores that the shards leave; Ray's CPUs are the shards' to count."""
 
+SURGE_PERCENT = 25
+"""A new configuration replaces the doors by the quarter, at least one, once as many new ones stand;
+by default Serve would stop the old ones first."""
+
 
 def build(args: dict[str, Any]) -> Application:
     """The Serve application for `args` of ray-config.yaml; it has no side effects.
@@ -37,6 +41,7 @@ def _router(config: ShoalConfig, fleet: Application) -> Application:
         num_replicas=config.router.replicas,
         max_ongoing_requests=config.router.max_ongoing_requests,
         ray_actor_options=NO_CPU,
+        max_surge_percent=SURGE_PERCENT,
     )
     return deployment.bind(config, fleet)
 
@@ -46,6 +51,8 @@ def _gateway(config: ShoalConfig, router: Application) -> Application:
         name="Gateway",
         num_replicas=config.gateway.replicas,
         max_ongoing_requests=config.gateway.max_ongoing_requests,
+        graceful_shutdown_timeout_s=config.gateway.drain_s,
         ray_actor_options=NO_CPU,
+        max_surge_percent=SURGE_PERCENT,
     )
     return deployment.bind(config, router)

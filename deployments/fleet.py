@@ -2,35 +2,51 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+from ray.serve.schema import ApplicationStatus
 
 from actors.creation import ON_HEAD
-from actors.fleet import Fleet, FleetStatus
+from actors.fleet import Fleet
+from actors.fleet_status import FleetStatus
 from cluster.config import ShoalConfig, parse_settings
 from cluster.errors import FaultError
 
 STUCK_AFTER_S = 30.0
 """Without a look of the reconcile loop for so long, Serve replaces the replica."""
 
+STATUS_TIMEOUT_S = 5.0
+LEAVING = (ApplicationStatus.DELETING, ApplicationStatus.NOT_STARTED)
+
 
 class FleetDeployment:
-    """Exactly one replica, which owns the scheduler and the shards; no request passes it."""
+    """Exactly one replica, which owns the scheduler and the shards; no request passes it.
+
+    Serve stops an outdated replica before it starts the next, so there are never two.
+    """
 
     def __init__(self, config: ShoalConfig) -> None:
         self._models = [model.name for model in config.models]
         self._autoscaled = [model.name for model in config.models if model.autoscaling]
-        self._fleet = Fleet(config, namespace=serve.get_replica_context().app_name)
-        self._fleet.start()
+        self._application = serve.get_replica_context().app_name
+        self._fleet = Fleet(config, namespace=self._application)
+        self._started = False
 
-    def reconfigure(self, user_config: dict[str, Any]) -> None:
+    async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Apply `{"shards": {model: count}}`; living shards that stay wanted are kept.
 
+        Serve calls it before all else, and only then is it known how many shards are wanted.
         Raises ConfigError, having changed nothing, with the path of what is wrong.
         """
         settings = parse_settings(user_config, self._models, self._autoscaled)
         self._fleet.scale(settings.shards)
+        if not self._started:
+            self._started = True
+            self._fleet.start()
 
     def check_health(self) -> None:
         """Healthy is who looks after the shards, whatever the shards do. Raises FaultError."""
@@ -42,8 +58,23 @@ class FleetDeployment:
         return self._fleet.status()
 
     async def __del__(self) -> None:
-        """Serve awaits this as it stops the replica: no actor is left."""
-        await self._fleet.stop()
+        """Serve awaits this as it stops the replica. With the application goes every actor; else
+        they serve on until the next replica finds them."""
+        if await _is_to_stay(self._application):
+            await self._fleet.let_go()
+        else:
+            await self._fleet.stop()
+
+
+async def _is_to_stay(application: str) -> bool:
+    """Whether Serve goes on with the application. Where it does not say so, nothing is to leak."""
+    try:
+        async with asyncio.timeout(STATUS_TIMEOUT_S):
+            status = await asyncio.to_thread(serve.status)
+    except (RayError, RayServeException, TimeoutError):
+        return False
+    overview = status.applications.get(application)
+    return overview is not None and overview.status not in LEAVING
 
 
 fleet_deployment = serve.deployment(

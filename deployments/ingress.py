@@ -13,7 +13,8 @@ from ray.exceptions import RayActorError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from actors.channel import Channels, ChannelTiming
+from actors.channel import Channels
+from actors.channel_timing import ChannelTiming
 from actors.models import ensure_model
 from actors.survey import survey
 from cluster.config import ShoalConfig
@@ -38,7 +39,8 @@ class Ingress(Gateway):
         keys = ApiKeys.from_environment(config.gateway.auth, os.environ)
         models = [ServedModel.load(model, ensure_model(model.source)) for model in config.models]
         replica = serve.get_replica_context()
-        timing = ChannelTiming(silence_s=config.scheduling.shard_timeout_s)
+        scheduling = config.scheduling
+        timing = ChannelTiming(silence_s=scheduling.shard_timeout_s, audit_s=scheduling.audit_s)
         channels = Channels(replica.app_name, replica.replica_id.unique_id, timing)
         chance = SystemRandom()
         self._router = RouterHandle(router)

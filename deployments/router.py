@@ -14,7 +14,7 @@ from ray.exceptions import RayActorError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from actors.fleet import FleetStatus
+from actors.fleet_status import FleetStatus
 from actors.naming import ActorAddress
 from actors.scheduler_client import SchedulerClient
 from cluster.config import ShoalConfig

@@ -150,7 +150,8 @@ async def _answer(
         events = _events(gateway, body, call, envelope)
         # Waiting for the first event lets a refusal still have its own status.
         first = await _unless_gone(request, _first(events))
-        return _gone() if first is None else EventStream(first, events)
+        keep_alive_s = gateway.config.gateway.keep_alive_s
+        return _gone() if first is None else EventStream(first, events, keep_alive_s)
     whole = await _unless_gone(request, _whole(gateway, call, envelope))
     return _gone() if whole is None else Response(whole, media_type="application/json")
 

@@ -18,7 +18,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from actors.reporting import ReportTiming
-from actors.shard import ShardTiming
+from actors.shard_spec import ShardTiming
 from cluster.config import BatchingConfig, CacheConfig, ModelConfig, ResourcesConfig
 from cluster.messages import Assignment, Lease, Reason, Request, Sampling, ShardRef, Stopping
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -75,3 +76,11 @@ def test_a_model_may_sleep_where_it_may_have_no_shard(fewest: int, sleeps: bool)
     bounds = AutoscalingConfig(min_shards=fewest, max_shards=2)
     assert ModelConfig(autoscaling=bounds).may_sleep is sleeps
     assert not ModelConfig().may_sleep
+
+
+def test_what_an_earlier_fleet_has_left_is_what_it_begins_with() -> None:
+    asked = Asked(*MODELS)
+    asked.scaler.resume({"moving": 3, "fixed": 2})
+    asked.scaler.look({"moving": replace(FULL, shards=3)})
+
+    assert asked.wanted == [{"moving": 3}, {"moving": 4}]

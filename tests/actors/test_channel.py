@@ -15,9 +15,11 @@ import pytest_asyncio
 import ray
 from ray.exceptions import ActorUnavailableError
 
-from actors.channel import Channels, ChannelTiming, TokenStream
+from actors.channel import Channels, TokenStream
+from actors.channel_timing import ChannelTiming
 from actors.creation import new_incarnation, shard_options
-from actors.shard import KVShard, ShardSpec
+from actors.shard import KVShard
+from actors.shard_spec import ShardSpec
 from cluster.errors import ContextTooLong, Displaced, ShardLost, StaleLease
 from cluster.messages import Assignment, DeltaBatch, FinishReason, ShardRef
 from tests.actors.living import (
@@ -246,8 +248,21 @@ async def test_a_drained_shard_hands_every_request_back_and_takes_no_more(
     streams = [channels.open(assignment(ref, max_tokens=LONG)) for _ in range(3)]
     await asyncio.gather(*map(anext, streams))
     answers = [asyncio.create_task(tokens_of(stream)) for stream in streams]
-    await handle.drain.remote(stuck=False)
+    await handle.drain.remote()
     streams.append(channels.open(assignment(ref)))
     answers.append(asyncio.create_task(tokens_of(streams[-1])))
     errors = await asyncio.gather(*answers, return_exceptions=True)
     assert [type(error) for error in errors] == [Displaced] * 4
+
+
+async def test_a_drained_shard_finishes_what_ends_within_the_limit(
+    channels: Channels, folder: Path
+) -> None:
+    ref, handle = await start(KVShard, folder, 5)
+    short, long = (channels.open(assignment(ref, max_tokens=n)) for n in (8, LONG))
+    await asyncio.gather(anext(short), anext(long))
+    answers = [asyncio.create_task(tokens_of(stream)) for stream in (short, long)]
+    await handle.drain.remote(limit_s=0.5)
+    kept, moved = await asyncio.gather(*answers, return_exceptions=True)
+    assert isinstance(kept, dict)
+    assert type(moved) is Displaced

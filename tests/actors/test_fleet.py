@@ -15,10 +15,12 @@ import ray
 from ray.exceptions import RayError
 
 from actors.channel import Channels
-from actors.fleet import Fleet, FleetTiming, MemberStatus, timing_of
+from actors.fleet import Fleet
+from actors.fleet_status import MemberStatus
+from actors.fleet_timing import FleetTiming, timing_of
 from actors.lifecycle import Backoff, State
 from actors.lives import Patience
-from cluster.config import ModelConfig, ResourcesConfig, ShoalConfig
+from cluster.config import BatchingConfig, FleetConfig, ModelConfig, ResourcesConfig, ShoalConfig
 from cluster.errors import Displaced, ModelNotFound, ShardLost, StepFailed
 from cluster.messages import ShardRef
 from cluster.scheduling_config import SchedulingConfig
@@ -53,8 +55,18 @@ class Sea:
         self, namespace: str, *models: ModelConfig, timing: FleetTiming | None = None
     ) -> None:
         self.namespace = namespace
-        self.fleet = Fleet(ShoalConfig(models=models), namespace, timing or QUICK)
+        self._timing = timing or QUICK
+        self.begin(*models)
+
+    def begin(self, *models: ModelConfig) -> None:
+        config = ShoalConfig(models=models, fleet=FleetConfig(drain_s=0.5))
+        self.fleet = Fleet(config, self.namespace, self._timing)
         self.fleet.start()
+
+    async def succeed(self, *models: ModelConfig) -> None:
+        """The owner goes, and another one comes."""
+        await self.fleet.let_go()
+        self.begin(*models)
 
     def settled(self) -> bool:
         """Whether every actor that is wanted is READY, and none else is there."""
@@ -231,6 +243,61 @@ async def test_a_shard_that_is_unwanted_while_it_is_buried_is_gone_and_can_come_
     assert sea.names() == ["scheduler"]
     sea.fleet.scale({"tiny": 1})
     await until(lambda: sea.knows(1))
+
+
+async def test_a_successor_goes_on_with_the_shards_it_finds(folder: Path) -> None:
+    sea = Sea("successor-tests", tiny_model(folder, shards=2))
+    await until(lambda: sea.knows(2))
+    shards, epoch = await sea.shards(), (await sea.scheduler()).epoch
+    channels = Channels(sea.namespace, "door")
+    stream = channels.open(assignment(shards[0], max_tokens=1500))
+    await anext(stream)
+    await sea.succeed(tiny_model(folder, shards=2))
+    await until(lambda: sea.knows(2))
+    assert (await sea.shards(), (await sea.scheduler()).epoch) == (shards, epoch)
+    assert len([token async for delta in stream for token in delta.tokens]) == 1499
+    await channels.close()
+    await sea.succeed(tiny_model(folder, shards=1))
+    await until(lambda: sea.knows(1))
+    assert await sea.shards() == shards[:1]
+    await sea.fleet.stop()
+    assert sea.names() == []
+
+
+async def test_a_successor_replaces_what_is_outdated_once_its_own_is_ready(folder: Path) -> None:
+    sea = Sea("outdated-tests", tiny_model(folder))
+    await until(lambda: sea.knows(1))
+    (before,), epoch = await sea.shards(), (await sea.scheduler()).epoch
+    channels = Channels(sea.namespace, "door")
+    stream = channels.open(assignment(before, max_tokens=1900))
+    await anext(stream)
+    await sea.succeed(tiny_model(folder, batching=BatchingConfig(max_num_seqs=32)))
+
+    async def replaced() -> bool:
+        return await sea.knows(1) and await sea.shards() != (before,)
+
+    await until(replaced)
+    (after,) = await sea.shards()
+    assert (before.shard, after.shard) == ("tiny/shard-0", "tiny/shard-1")
+    assert (await sea.scheduler()).epoch == epoch
+    assert len(await sea.ask(after)) == 8
+    await channels.close()
+    await sea.fleet.stop()
+    assert sea.names() == []
+
+
+async def test_a_leaving_shard_that_a_successor_finds_leaves(folder: Path) -> None:
+    sea = Sea("leaving-tests", tiny_model(folder))
+    await until(lambda: sea.knows(1))
+    (before,) = await sea.shards()
+    await sea.actor("tiny/shard-0").drain.remote()
+    await sea.succeed(tiny_model(folder))
+
+    async def replaced() -> bool:
+        return await sea.knows(1) and await sea.shards() != (before,)
+
+    await until(replaced)
+    await sea.fleet.stop()
 
 
 async def test_the_patience_of_the_fleet_is_that_of_the_configuration() -> None:

@@ -93,6 +93,20 @@ async def test_a_node_that_was_added_gets_the_next_shard_and_alone_is_surveyed()
     assert sites.surveyed == ["a", "b", "c"]
 
 
+async def test_a_shard_that_was_found_on_its_node_is_known_to_be_there() -> None:
+    sites = Sites("a", "b")
+    sites.places.note("m", 0, "a")
+
+    assert await sites.find(1) == "b"
+
+
+async def test_a_node_that_is_to_go_gets_no_shard() -> None:
+    sites = Sites("a", "b", "c")
+    sites.places.avoid(frozenset({"a"}))
+
+    assert await sites.found(3) == ["b", "c", "b"]
+
+
 async def test_a_place_is_free_again_when_its_shard_leaves() -> None:
     sites = Sites("a", "b")
     await sites.found(2)

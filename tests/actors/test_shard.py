@@ -15,7 +15,7 @@ import ray
 from ray.exceptions import ActorDiedError, RayTaskError
 
 from actors.creation import create_scheduler, create_shard, new_incarnation
-from actors.shard import ShardSpec
+from actors.shard_spec import ShardSpec
 from cluster.config import ModelConfig
 from cluster.errors import ModelUnavailable, ShardLost
 from cluster.messages import (
@@ -26,6 +26,7 @@ from cluster.messages import (
     ShardRef,
     TokenDelta,
 )
+from cluster.reports import HeldRequest
 from cluster.scheduling_config import SchedulingConfig
 from cluster.stats import ShardStats
 from tests.actors.living import (
@@ -111,10 +112,11 @@ def scheduler(session: None) -> Any:
     return create_scheduler(SchedulingConfig(), NAMESPACE).handle
 
 
-def spec_of(model: ModelConfig, index: int) -> ShardSpec:
+def spec_of(model: ModelConfig, index: int, audit_s: float = 30.0) -> ShardSpec:
     name = f"{model.name}/shard-{index}"
     ref = ShardRef(name, model.name, name, new_incarnation())
-    return ShardSpec(ref, model, NAMESPACE, threads=1, timing=TIMING, claims=BOOKS)
+    timing = replace(TIMING, audit_s=audit_s)
+    return ShardSpec(ref, model, NAMESPACE, threads=1, timing=timing, claims=BOOKS)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -296,3 +298,87 @@ async def test_a_shard_whose_step_fails_says_so_and_exits(
     await until(exited)
     with pytest.raises(ActorDiedError):
         await shard.actor.ping.remote()
+
+
+@pytest.mark.parametrize("kind", ["shard", "scheduler"])
+async def test_who_is_not_held_by_an_owner_ends_by_itself(
+    model: ModelConfig, session: None, kind: str
+) -> None:
+    if kind == "shard":
+        life = create_shard(replace(spec_of(model, 8), tether_s=1.0), cpus=0.0)
+    else:
+        life = create_scheduler(SchedulingConfig(), "tether-tests", tether_s=1.0)
+    pid = await pid_of(life.handle)
+    for _ in range(15):
+        await life.handle.ping.remote()
+        await asyncio.sleep(0.1)
+    assert not is_gone(pid)
+
+    async def exited() -> bool:
+        return is_gone(pid)
+
+    await until(exited)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def audited(model: ModelConfig, scheduler: Any) -> Shard:
+    """A shard that compares its books several times a second."""
+    shard = Shard(spec_of(model, 9, audit_s=0.3))
+    await shard.actor.load.remote()
+    await until(lambda: known(scheduler, shard.ref))
+    return shard
+
+
+async def mended(shard: Shard, kind: str) -> bool:
+    return bool((await shard.stats()).mended.get(kind))
+
+
+async def test_what_no_door_waits_for_is_ended_by_the_audit(audited: Shard) -> None:
+    request = assignment(audited.ref, max_tokens=LONG)
+    await audited.assign(request)
+    await until(audited.is_running)
+    lost = (request.request.request_id,)
+    await audited.actor.__ray_call__.remote(lambda shard: shard._doors.leave(lost))
+    await until(lambda: mended(audited, "unowned"))
+    await until(audited.is_empty)
+
+
+async def test_a_door_is_told_of_what_the_engine_has_not(audited: Shard) -> None:
+    def note(shard: Any) -> None:
+        shard._doors.enter("haunted", "ghost", shard._loop.time())
+
+    await audited.actor.__ray_call__.remote(note)
+    await until(lambda: mended(audited, "forgotten"))
+    (failed,) = (await audited.poll(0, door="haunted")).deltas
+    assert isinstance(failed, RequestFailed)
+    assert (failed.request_id, failed.kind) == ("ghost", "Displaced")
+
+
+async def test_a_lease_that_nobody_knows_is_over_once_the_shard_has_reported_in_full(
+    audited: Shard, scheduler: Any
+) -> None:
+    number = audited.ref.shard
+
+    def lease(actor: Any) -> None:
+        held = HeldRequest("ghost", 8, 8, 1)
+        shard = actor._brain._books.leases._shards[number]
+        actor._brain._books.leases._hold(shard, held, actor._clock())
+
+    await scheduler.__ray_call__.remote(lease)
+    assert "ghost" in await scheduler.leases_on.remote(audited.ref)
+    await until(lambda: mended(audited, "unheld"))
+
+    async def over() -> bool:
+        return "ghost" not in await scheduler.leases_on.remote(audited.ref)
+
+    await until(over)
+
+
+async def test_what_a_door_has_dropped_is_ended_and_what_it_misses_is_told(audited: Shard) -> None:
+    request = assignment(audited.ref, max_tokens=LONG)
+    await audited.assign(request, door="forgetful")
+    for _ in range(2):
+        await audited.actor.wants.remote("forgetful", ("another",))
+    assert await mended(audited, "unwanted")
+    await until(audited.is_empty)
+    assert not await mended(audited, "unknown")  # while the door has not fetched all there is

@@ -11,6 +11,8 @@ from actors.doors import Doors
 from cluster.errors import ShardLost
 from cluster.messages import RequestFailed, TokenDelta
 
+NOTHING: frozenset[str] = frozenset()
+
 
 @pytest.fixture
 def doors() -> Iterator[Doors]:
@@ -126,3 +128,34 @@ async def test_a_door_that_is_gone_is_told_so_even_if_it_never_had_a_batch() -> 
     with pytest.raises(ShardLost):
         await doors.poll("a", 0, wait_s=0.0)
     doors.verify()
+
+
+async def test_idle_is_when_no_door_has_a_request(doors: Doors) -> None:
+    doors.enter("a", "r", now=0.0)
+    waiting = asyncio.ensure_future(doors.idle(within_s=3600.0))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    doors.leave(["r"])
+    await waiting
+    doors.enter("a", "another", now=0.0)
+    await doors.idle(within_s=0.0)
+
+
+def test_what_a_door_twice_says_not_to_want_or_to_miss_is_found(doors: Doors) -> None:
+    doors.enter("a", "kept", now=0.0)
+    doors.enter("a", "dropped", now=0.0)
+    said = frozenset({"kept", "lost"})
+    assert doors.compare("a", said) == (NOTHING, NOTHING)
+    assert doors.compare("a", said) == (frozenset({"dropped"}), frozenset({"lost"}))
+
+
+async def test_what_a_door_has_not_heard_the_end_of_is_not_missing(doors: Doors) -> None:
+    doors.enter("a", "r", now=0.0)
+    doors.deliver([delta("r")])
+    doors.leave(["r"])
+    missing = frozenset({"r"})
+    for _ in range(2):
+        assert doors.compare("a", missing) == (NOTHING, NOTHING)
+    await doors.poll("a", (await doors.poll("a", 0, wait_s=0)).number, wait_s=0)
+    doors.compare("a", missing)
+    assert doors.compare("a", missing) == (NOTHING, missing)

@@ -94,5 +94,17 @@ def test_a_prompt_that_alone_takes_longer_than_its_target_is_left_out() -> None:
     assert slow.demand(20.0)["m"].delay.count == 1
 
 
+def test_a_shard_that_leaves_is_not_counted_but_what_it_runs_is() -> None:
+    two = brain()
+    other = replace(SHARD, shard="s1", actor="s1")
+    two.handle(Reported(replace(report(1, full=True), shard=other)), 0.0)
+    for number in range(4):
+        two.handle(Submitted(submission(str(number))), 1.0)
+    two.handle(Reported(report(2, leaving=True)), 2.0)
+    stats = two.demand(2.0)["m"]
+
+    assert (stats.shards, stats.running, stats.utilization) == (1, 4, 0.5)
+
+
 def test_the_stats_of_the_scheduler_show_it() -> None:
     assert brain().stats().models["m"].shards == 1

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -14,11 +15,12 @@ from typing import Any
 from unittest.mock import patch
 
 import httpx
+import psutil
 import ray
 from openai import AsyncOpenAI
 from ray import serve
 
-from actors.naming import SCHEDULER, shard_name
+from actors.naming import SCHEDULER, shard_index, shard_name
 from cluster.stats import SchedulerStats, ShardStats
 from deployments.app import build
 from tests.actors.living import pid_of, until
@@ -26,6 +28,7 @@ from tests.actors.living import pid_of, until
 NAME = "shoal"
 MODEL = "tiny"
 KEY = "sk-test"
+SCHEDULING = {"shard_timeout_s": 5.0, "audit_s": 2.0}
 
 
 @dataclass(frozen=True)
@@ -49,16 +52,22 @@ class Application:
     def shard(self, index: int) -> Any:
         return self.actor(shard_name(MODEL, index))
 
-    async def shard_stats(self, shards: int = 2) -> list[ShardStats]:
-        return [await self.shard(index).stats.remote() for index in range(shards)]
+    def shards(self) -> list[str]:
+        """The names of the shards that there are, in order."""
+        actors = ray.util.list_named_actors(all_namespaces=True)
+        names = [one["name"] for one in actors if one["namespace"] == NAME]
+        return sorted(name for name in names if shard_index(name) is not None)
+
+    async def shard_stats(self) -> list[ShardStats]:
+        return [await self.actor(name).stats.remote() for name in self.shards()]
 
     async def scheduler_stats(self) -> SchedulerStats:
         stats: SchedulerStats = await self.actor(SCHEDULER).stats.remote()
         return stats
 
-    async def is_idle(self, shards: int = 2) -> bool:
+    async def is_idle(self) -> bool:
         """Whether no shard holds a page for a living sequence."""
-        return all(stats.used_pages == 0 for stats in await self.shard_stats(shards))
+        return all(stats.used_pages == 0 for stats in await self.shard_stats())
 
     async def is_busy(self) -> bool:
         """Whether every shard computes something."""
@@ -67,11 +76,18 @@ class Application:
     async def is_settled(self, shards: int = 2) -> bool:
         """Whether all wanted shards are there and known, hold no page, and no lease is out."""
         try:
-            known = await self.scheduler_stats()
-            whole = len(known.shards) == shards
-            return whole and known.leased == 0 and await self.is_idle(shards)
+            leased = (await self.scheduler_stats()).leased
+            return await self.is_known(shards) and leased == 0 and await self.is_idle()
         except (ValueError, ray.exceptions.RayError):
             return False
+
+    async def is_known(self, shards: int) -> bool:
+        """Whether there are so many shards, and the scheduler knows them all."""
+        try:
+            known = (await self.scheduler_stats()).shards
+        except (ValueError, ray.exceptions.RayError):
+            return False
+        return len(known) == len(self.shards()) == shards
 
     async def serves(self, name: str) -> bool:
         """Whether the scheduler knows a shard by that name."""
@@ -98,11 +114,39 @@ class Application:
 
         await until(replaced)
 
-    async def verify(self, shards: int = 2) -> None:
+    def replicas(self, deployment: str) -> list[int]:
+        """The processes of a deployment's replicas."""
+        family = psutil.Process().children(recursive=True)
+        return [one.pid for one in family if f"ServeReplica:{NAME}:{deployment}" in _title(one)]
+
+    async def mended(self) -> Counter[str]:
+        """What the audits of scheduler and shards had to put right, by what was wrong."""
+        mended = Counter((await self.scheduler_stats()).mended)
+        for stats in await self.shard_stats():
+            mended.update(stats.mended)
+        return mended
+
+    async def audits(self) -> int:
+        """How often every shard has looked through its books."""
+        looks = [self.actor(name).__ray_call__.remote(_looks) for name in self.shards()]
+        fewest: int = min(await asyncio.gather(*looks))
+        return fewest
+
+    async def verify(self) -> None:
         """The books of the scheduler add up; each shard checks its own as it answers."""
-        await self.actor(SCHEDULER).verify.remote()
-        for index in range(shards):
-            await self.shard(index).verify.remote()
+        for name in (SCHEDULER, *self.shards()):
+            await self.actor(name).verify.remote()
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def _looks(shard: Any) -> int:
+    return int(shard._audit.looks)
 
 
 def free_port() -> int:
@@ -121,7 +165,7 @@ def arguments(folder: Path, shards: int, **parts: Any) -> dict[str, Any]:
         "batching": {"max_num_seqs": 64, "max_batch_tokens": 256},
         "resources": {"cpus": 0, "threads": 1},
     }
-    return {"models": [model], "scheduling": {"shard_timeout_s": 5.0}, **parts}
+    return {"models": [model], "scheduling": SCHEDULING, **parts}
 
 
 @contextmanager

@@ -45,7 +45,7 @@ async def test_the_fleet_grows_under_load_and_shrinks_at_rest_and_nobody_notices
 
         few = await answer(client, max_tokens=8)
         assert set(await ask_until(shrunk, client, at_once=1, max_tokens=8)) == {few}
-    await scaled.verify(1)
+    await scaled.verify()
 
 
 async def answer(client: AsyncOpenAI, **how: Any) -> str:

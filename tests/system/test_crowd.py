@@ -81,3 +81,16 @@ async def test_a_prefix_that_one_client_paid_for_is_cached_for_the_next(
     assert again.usage.prompt_tokens_details is not None
     cached = again.usage.prompt_tokens_details.cached_tokens or 0
     assert cached > again.usage.prompt_tokens - 16
+
+
+async def test_the_audit_had_nothing_to_mend(application: Application) -> None:
+    before = await application.audits()
+
+    async def looked_twice() -> bool:
+        return await application.audits() >= before + 2
+
+    await until(looked_twice)
+    assert await application.mended() == {}
+    async with application.http() as http:
+        books = (await http.get("/admin/stats")).json()
+    assert [one["mended"] for one in (books["scheduler"], *books["shards"])] == [{}] * 3

@@ -20,6 +20,10 @@ from tests.system.application import MODEL, Application
 
 pytestmark = pytest.mark.slow
 
+STREAMS = 40
+DOOR_FREED_S = 30.0
+"""A shard gives up a door that has not polled for ten seconds, and looks every two and a half."""
+
 REQUEST: dict[str, Any] = {"model": MODEL, "prompt": "One fish, two", "max_tokens": 8}
 LONG: dict[str, Any] = REQUEST | {"max_tokens": 900, "extra_body": {"ignore_eos": True}}
 
@@ -105,6 +109,46 @@ async def test_a_stopped_shard_is_noticed_replaced_and_its_late_tokens_are_dropp
     await until(gone)
 
 
+async def test_the_fleet_dies_and_its_successor_looks_after_the_same_shards(
+    application: Application,
+) -> None:
+    (fleet,) = application.replicas("Fleet")
+    before = [await application.pid(name) for name in (SCHEDULER, *application.shards())]
+
+    async def succeeded() -> bool:
+        return application.replicas("Fleet") not in ([], [fleet])
+
+    async def strike() -> None:
+        os.kill(fleet, signal.SIGKILL)
+        await until(succeeded)
+
+    await check_all_answered_right(application, mixture.asks(MODEL, 28, seed=4), strike)
+    after = [await application.pid(name) for name in (SCHEDULER, *application.shards())]
+    assert after == before
+    await application.kill(shard_name(MODEL, 1))
+    await until(application.is_settled)
+
+
+async def test_a_gateway_that_dies_holding_streams_frees_what_they_had(
+    application: Application,
+) -> None:
+    body = {"model": MODEL, "prompt": "One fish", "max_tokens": 900, "ignore_eos": True}
+
+    async def all_run() -> bool:
+        return sum([s.running + s.waiting for s in await application.shard_stats()]) == STREAMS
+
+    async with application.http() as http:
+        ask = {**body, "stream": True}
+        asking = [http.post("/v1/completions", json=ask) for _ in range(STREAMS)]
+        answers = asyncio.gather(*asking, return_exceptions=True)
+        await until(all_run)
+        for gateway in application.replicas("Gateway"):
+            os.kill(gateway, signal.SIGKILL)
+        await until(application.is_settled, within_s=DOOR_FREED_S)
+        await answers
+    await application.verify()
+
+
 async def test_chaos_loses_repeats_and_changes_nothing(application: Application) -> None:
     chaos = Chaos(application, shards=2, seed=5)
     report = await chaos.run(mixture.asks(MODEL, 28, seed=5), requests=56, kills=3, at_once=12)
@@ -128,3 +172,14 @@ async def test_ready_tells_the_truth_while_shards_are_away(application: Applicat
 
         await until(ready)
         assert (await http.get("/health")).status_code == 200
+
+
+async def test_the_audit_is_quiet_once_all_is_repaired(application: Application) -> None:
+    await until(application.is_settled)
+    before, mended = await application.audits(), await application.mended()
+
+    async def looked_thrice() -> bool:
+        return await application.audits() >= before + 3
+
+    await until(looked_thrice)
+    assert await application.mended() == mended

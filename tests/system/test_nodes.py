@@ -1,10 +1,11 @@
-"""Three nodes of Ray: shards spread over them, and one that dies takes no request with it."""
+"""Three nodes of Ray: shards spread over them, and a node that goes takes no request with it."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from unittest.mock import patch
 
@@ -13,7 +14,8 @@ import ray
 from ray import serve
 from ray.cluster_utils import Cluster
 
-from actors.naming import SCHEDULER, shard_name
+from actors.identity import Identity
+from actors.naming import SCHEDULER
 from benchmarks import mixture
 from deployments.app import build
 from tests.actors.living import until
@@ -34,19 +36,33 @@ class Nodes:
     async def home(self, name: str) -> str | None:
         """The node of whoever bears the name now, None where nobody answers to it."""
         try:
-            actor = self.application.actor(name)
-            # A lambda, as a named function would have the actor import this file.
-            where = lambda _: ray.get_runtime_context().get_node_id()  # noqa: E731
-            home: str = await actor.__ray_call__.remote(where)
+            identity: Identity = await self.application.actor(name).identity.remote()
         except (ValueError, ray.exceptions.RayActorError):
             return None
-        return home
+        return identity.node
 
-    async def is_home(self, name: str, node: str | None) -> bool:
-        return await self.home(name) == node
+    async def settle(self, shards: int, *homes: str) -> None:
+        """Wait until so many shards are there, known and at rest, and on these nodes only."""
 
-    async def homes(self, shards: int) -> set[str | None]:
-        return {await self.home(shard_name(MODEL, index)) for index in range(shards)}
+        async def settled() -> bool:
+            there = {await self.home(name) for name in self.application.shards()}
+            return there == set(homes) and await self.application.is_settled(shards)
+
+        await until(settled, within_s=120)
+
+    async def serve_while(self, strike: Callable[[], Awaitable[None]], seed: int) -> list[str]:
+        """How requests of every kind fare while all shards are busy and `strike` is done."""
+        wanted = mixture.asks(MODEL, 28, seed=seed)
+        async with self.application.http() as http:
+            due = await asyncio.gather(*(mixture.answer(http, ask) for ask in wanted))
+            asking = asyncio.gather(*(mixture.answer(http, ask) for ask in wanted))
+            await until(self.is_busy)
+            await strike()
+            given = await asking
+        return list(map(mixture.verdict, given, due))
+
+    async def is_busy(self) -> bool:
+        return all(stats.running for stats in await self.application.shard_stats())
 
 
 @pytest.fixture(scope="module")
@@ -66,33 +82,31 @@ def nodes(tiny_folder: Path) -> Iterator[Nodes]:
         cluster.shutdown()
 
 
-async def test_added_nodes_get_shards_and_the_death_of_one_is_no_more_than_a_pause(
+async def test_nodes_are_added_and_one_dies_and_one_is_drained_and_no_request_fails(
     nodes: Nodes,
 ) -> None:
     application, cluster = nodes.application, nodes.cluster
-    await until(lambda: application.is_settled(1), within_s=120)
-    head = await nodes.home(shard_name(MODEL, 0))
-    await until(lambda: nodes.is_home(SCHEDULER, head))
+    head = cluster.head_node.node_id
+    await nodes.settle(1, head)
+    assert await nodes.home(SCHEDULER) == head
 
-    added = [cluster.add_node(num_cpus=2) for _ in range(2)]
+    first, second = (cluster.add_node(num_cpus=2) for _ in range(2))
     fleet = serve.get_deployment_handle("Fleet", NAME)
     await fleet.reconfigure.remote({"shards": {MODEL: 3}})
-    await until(lambda: application.is_settled(3), within_s=120)
-    assert await nodes.homes(3) == {head, *(node.node_id for node in added)}
+    await nodes.settle(3, head, first.node_id, second.node_id)
 
-    async def struck() -> bool:
-        stats = await application.shard_stats(3)
-        return all(one.running for one in stats)
+    async def die() -> None:
+        cluster.remove_node(second, allow_graceful=False)
 
-    wanted = mixture.asks(MODEL, 28, seed=7)
-    async with application.http() as http:
-        due = await asyncio.gather(*(mixture.answer(http, ask) for ask in wanted))
-        asking = asyncio.gather(*(mixture.answer(http, ask) for ask in wanted))
-        await until(struck)
-        cluster.remove_node(added[1], allow_graceful=False)
-        given = await asking
-    assert list(map(mixture.verdict, given, due)) == ["right"] * len(wanted)
+    assert set(await nodes.serve_while(die, seed=7)) == {"right"}
+    await nodes.settle(3, head, first.node_id)
 
-    await until(lambda: application.is_settled(3), within_s=120)
-    assert await nodes.homes(3) == {head, added[0].node_id}
-    await application.verify(3)
+    async def drain() -> None:
+        client = ray._raylet.GcsClient(address=cluster.address)
+        preemption, in_an_hour = 2, int(time.time() + 3600) * 1000
+        client.drain_node(first.node_id, preemption, "maintenance", in_an_hour)
+
+    assert set(await nodes.serve_while(drain, seed=8)) == {"right"}
+    await nodes.settle(3, head)
+    cluster.remove_node(first)
+    await application.verify()

@@ -15,7 +15,7 @@ import ray
 import torch
 
 from actors.creation import create_scheduler, create_shard, new_incarnation
-from actors.shard import ShardSpec
+from actors.shard_spec import ShardSpec
 from cluster.binding import MemoryPolicy
 from cluster.config import ResourcesConfig
 from cluster.messages import ShardRef
