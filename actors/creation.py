@@ -8,6 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.lives import Life
 from actors.naming import SCHEDULER
@@ -19,20 +20,23 @@ from cluster.scheduling_config import SchedulingConfig
 MAX_CONCURRENCY = 10_000
 """Calls at once: every long poll, and room for control calls beside them."""
 
+ON_HEAD = {"node:__internal_head__": 0.001}
+"""Ray resources of what the cluster cannot do without: the head is lost only with the cluster."""
+
 
 def create_scheduler(
     config: SchedulingConfig, namespace: str, stamp: str = "", tether_s: float = math.inf
 ) -> Life:
     """A new life of the scheduler; its epoch, from the wall clock, is larger than any before."""
-    options = _options(SCHEDULER, namespace, 0, tether_s)
+    options = {**_options(SCHEDULER, namespace, 0, tether_s), "resources": ON_HEAD}
     actor: Any = ray.remote(BatchScheduler).options(**options)
     handle = actor.remote(config, time.time_ns(), stamp=stamp, tether_s=tether_s)
     return Life(handle, asked={})
 
 
-def create_shard(spec: ShardSpec, cpus: float) -> Life:
-    """A new life of a shard, not loaded yet."""
-    options = shard_options(spec, cpus)
+def create_shard(spec: ShardSpec, cpus: float, node: str | None = None) -> Life:
+    """A new life of a shard, not loaded yet; on that node of Ray's if it can be."""
+    options = shard_options(spec, cpus, node)
     asked = {"CPU": cpus, "GPU": spec.gpus, **options["resources"]}
     actor: Any = ray.remote(KVShard).options(**options)
     return Life(actor.remote(spec), asked, spec.ref, spec.model.load_timeout_s)
@@ -42,13 +46,16 @@ def new_incarnation() -> str:
     return uuid4().hex
 
 
-def shard_options(spec: ShardSpec, cpus: float) -> dict[str, Any]:
-    """How Ray runs a shard, spread over the nodes there are."""
+def shard_options(spec: ShardSpec, cpus: float, node: str | None = None) -> dict[str, Any]:
+    """How Ray runs a shard: on `node`, and elsewhere only where that is dead or full."""
+    where: Any = "SPREAD"
+    if node is not None:
+        where = NodeAffinitySchedulingStrategy(node, soft=True, _spill_on_unavailable=True)
     return {
         **_options(spec.ref.actor, spec.namespace, cpus, spec.tether_s),
         "num_gpus": spec.gpus,
         "resources": dict(spec.model.resources.custom),
-        "scheduling_strategy": "SPREAD",
+        "scheduling_strategy": where,
     }
 
 

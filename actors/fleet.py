@@ -11,20 +11,25 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
 import ray
 from ray.exceptions import RayError
 
 from actors.adoption import Found, find_living
+from actors.autoscaler import ShardScaler, ask
 from actors.creation import create_scheduler, create_shard, new_incarnation
+from actors.evacuation import Evacuation
+from actors.fleet_status import FleetStatus, status_of
 from actors.fleet_timing import FleetTiming, timing_of
 from actors.identity import stamp_of
 from actors.lifecycle import Create, Event, Member, State, Stop, Wanted, advance, decide
 from actors.lives import Life, bury, hand_back, in_words, live
 from actors.naming import SCHEDULER
+from actors.placing import Places
 from actors.shard_spec import ShardSpec
 from actors.sharing import Machines, Share, fair_share, machines
 from actors.tasks import cancel_all, first_to_end
@@ -33,27 +38,6 @@ from cluster.errors import ModelNotFound
 from cluster.messages import ShardRef
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class MemberStatus:
-    """One actor: `for_s` seconds in its state; `message`: what last went wrong, until READY."""
-
-    name: str
-    model: str | None
-    state: State
-    for_s: float
-    losses: int
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class FleetStatus:
-    """The fleet at one moment. `tick_age_s`: seconds since the loop last looked."""
-
-    wanted: Mapping[str, int]
-    members: tuple[MemberStatus, ...]
-    tick_age_s: float
 
 
 class Fleet:
@@ -66,7 +50,7 @@ class Fleet:
         self._namespace = namespace
         self._timing = timing or timing_of(config.scheduling)
         self._models = {model.name: model for model in config.models}
-        self._wanted = {model.name: model.shards for model in config.models}
+        self._wanted = {model.name: model.first_shards for model in config.models}
         self._stamps = {name: self._stamp(name) for name in (None, *self._models)}
         self._members: dict[str, Member] = {}
         self._lives: dict[str, Life] = {}
@@ -76,11 +60,13 @@ class Fleet:
         self._ending = asyncio.Event()
         self._changed = asyncio.Event()
         self._looked_at = time.monotonic()
-        self._loop: asyncio.Task[None] | None = None
+        self._places = Places(config.models)
+        self._scaler = ShardScaler(config.models, partial(ask, self._lives), self.scale)
+        self._loops: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Begin to look for what there is and to create what is missing; returns at once."""
-        self._loop = asyncio.get_running_loop().create_task(self._run())
+        self._loops = [asyncio.get_running_loop().create_task(self._run())]
 
     def scale(self, shards: Mapping[str, int]) -> None:
         """Want so many shards of each model named; others stay as they are.
@@ -95,21 +81,13 @@ class Fleet:
         self._changed.set()
 
     def status(self) -> FleetStatus:
-        now = time.monotonic()
-        return FleetStatus(
-            wanted=dict(self._wanted),
-            members=tuple(
-                MemberStatus(m.name, m.model, m.state, now - m.since, m.losses, m.message)
-                for m in self._members.values()
-            ),
-            tick_age_s=now - self._looked_at,
-        )
+        every = self._members.values()
+        return status_of(self._wanted, every, self._looked_at, time.monotonic())
 
     async def stop(self) -> None:
         """End every actor and wait until all are dead. The fleet cannot be started again."""
         self._ending.set()
-        if self._loop is not None:
-            await cancel_all(self._loop)
+        await cancel_all(*self._loops)
         for name in self._tasks:
             self._cut_short(name)
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -117,12 +95,14 @@ class Fleet:
     async def let_go(self) -> None:
         """Leave every actor to a successor, as it is. The fleet cannot be started again."""
         self._released = True
-        if self._loop is not None:
-            await cancel_all(self._loop)
+        await cancel_all(*self._loops)
         await cancel_all(*self._tasks.values())
 
     async def _run(self) -> None:
         await self._adopt_all()
+        self._scaler.resume(Counter(m.model for m in self._members.values() if m.model))
+        beside = (self._scaler.run(), Evacuation(self._lives, self._places, self._outdate).run())
+        self._loops += map(asyncio.get_running_loop().create_task, beside)
         while True:
             self._reconcile()
             with contextlib.suppress(TimeoutError):
@@ -164,7 +144,9 @@ class Fleet:
         if model in self._models:
             life = replace(life, load_timeout_s=self._models[model].load_timeout_s)
         self._members[found.name] = Member(found.name, model, found.index, state, now, stamp=stamp)
-        self._begin(found.name, lambda: life)
+        if model is not None:
+            self._places.note(model, found.index, found.identity.node)
+        self._begin(found.name, partial(_as_found, life))
 
     def _create(self, wish: Create) -> None:
         now = time.monotonic()
@@ -176,7 +158,7 @@ class Fleet:
             )
         self._begin(wish.name, partial(self._new_life, wish))
 
-    def _begin(self, name: str, life: Callable[[], Life]) -> None:
+    def _begin(self, name: str, life: Callable[[], Awaitable[Life]]) -> None:
         self._tasks[name] = asyncio.create_task(self._live(name, life))
 
     def _stop(self, name: str) -> None:
@@ -191,11 +173,11 @@ class Fleet:
         if name not in self._burying:
             self._tasks[name].cancel()
 
-    async def _live(self, name: str, begin: Callable[[], Life]) -> None:
+    async def _live(self, name: str, begin: Callable[[], Awaitable[Life]]) -> None:
         """One life; whatever ends it, the actor is dead and its name free before the next."""
         reason, fault = "it is not wanted any more", None
         try:
-            life = self._lives[name] = begin()
+            life = self._lives[name] = await begin()
             await live(life, self._timing.patience, partial(self._hear, name))
         except Exception as error:  # noqa: BLE001 - the fleet outlives all
             reason, fault = in_words(error), error
@@ -211,12 +193,13 @@ class Fleet:
         self._burying.remove(name)
         self._move(name, Event.LOST, reason)
 
-    def _new_life(self, wish: Create) -> Life:
+    async def _new_life(self, wish: Create) -> Life:
         orphan_s = self._config.fleet.orphan_s
         if wish.model is None:
             return create_scheduler(self._config.scheduling, self._namespace, wish.stamp, orphan_s)
         model = self._models[wish.model]
         share = self._share(model, machines(ray.nodes()))
+        node = await self._places.find(model.name, wish.index, share)
         spec = ShardSpec(
             ShardRef(wish.name, model.name, wish.name, new_incarnation()),
             model,
@@ -227,21 +210,25 @@ class Fleet:
             stamp=wish.stamp,
             tether_s=orphan_s,
         )
-        return create_shard(spec, share.cpus)
+        return create_shard(spec, share.cpus, node)
 
     def _stamp(self, model: str | None) -> str:
         """Of what a shard of `model`, or the scheduler, is made from: all that a living one cannot
         take over. How many there are is no part of it, nor how long one may load."""
         if model is None:
             return stamp_of(self._config.scheduling)
-        fixed = self._models[model].model_copy(update={"shards": 0, "load_timeout_s": 0})
+        fixed = self._models[model].model_copy(
+            update={"shards": 0, "autoscaling": None, "load_timeout_s": 0}
+        )
         return stamp_of(fixed, self._timing.shards)
 
     async def _end(self, name: str, fault: Exception | None) -> None:
         """Let its requests go on elsewhere, unless all ends, and bury it. The scheduler is told: of
         one that failed before, so that no new lease goes there, and of each after, since it may
         have reported in between."""
-        life = self._lives.pop(name, None)
+        life, member = self._lives.pop(name, None), self._members[name]
+        if member.model is not None:
+            self._places.leave(member.model, member.index)
         if life is not None:
             if fault is not None:
                 await self._say_gone(life)
@@ -262,6 +249,11 @@ class Fleet:
         with contextlib.suppress(RayError, TimeoutError):
             async with asyncio.timeout(1.0):
                 await scheduler.handle.shard_gone.remote(life.shard)
+
+    def _outdate(self, name: str) -> None:
+        """Have it replaced, as if it were made from another configuration."""
+        self._members[name] = replace(self._members[name], stamp="")
+        self._changed.set()
 
     def _share(self, model: ModelConfig, cluster: Machines) -> Share:
         return fair_share(model.resources, sum(self._wanted.values()), cluster)
@@ -289,3 +281,7 @@ class Fleet:
             now = time.monotonic()
             self._members[name] = advance(member, event, now, message, self._timing.backoff)
         self._changed.set()
+
+
+async def _as_found(life: Life) -> Life:
+    return life

@@ -15,12 +15,19 @@ STAMP_LEN = 16
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What the actor was made from (`stamp`), and, of a shard, which it is and how far it is."""
+    """What the actor was made from (`stamp`), on which node it is, and, of a shard, which it is and
+    how far it is."""
 
     stamp: str
     shard: ShardRef | None = None
     loaded: bool = True
     leaving: bool = False
+    node: str = ""
+
+
+def node_id() -> str:
+    """Of the node that this process is on."""
+    return str(ray.get_runtime_context().get_node_id())
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
-from actors.identity import Identity
+from actors.identity import Identity, node_id
 from actors.tether import Tether
 from cluster.events import (
     Acknowledge,
@@ -30,7 +30,7 @@ from cluster.messages import Decision, DecisionBatch, Lease, ShardRef, Submissio
 from cluster.reports import ReportAck, ShardReport
 from cluster.scheduling import SchedulerBrain
 from cluster.scheduling_config import SchedulingConfig
-from cluster.stats import SchedulerStats
+from cluster.stats import ModelStats, SchedulerStats
 
 IDLE_TICK_S = 0.5
 """How late the silence of a shard or a router may be noticed; deadlines, timeouts and the ends of
@@ -103,7 +103,7 @@ class BatchScheduler:
         self._mailboxes: dict[str, Mailbox] = {}
         self._timer: asyncio.Handle | None = None
         self._wakes_at = math.inf
-        self._identity = Identity(stamp)
+        self._stamp = stamp
         self._tether = Tether(tether_s, partial(os._exit, 0))
 
     def __repr__(self) -> str:
@@ -171,8 +171,12 @@ class BatchScheduler:
     async def stats(self) -> SchedulerStats:
         return self._brain.stats()
 
+    async def demand(self) -> dict[str, ModelStats]:
+        """How full and how late each model is."""
+        return self._brain.demand(self._clock())
+
     async def identity(self) -> Identity:
-        return self._identity
+        return Identity(self._stamp, node=node_id())
 
     async def ping(self) -> int:
         """Answers with the epoch as soon as the loop turns."""

@@ -19,7 +19,7 @@ from actors.devices.berth import Berth, assigned_berth
 from actors.doors import Doors
 from actors.engine_building import build_engine
 from actors.engine_thread import Crash, EngineThread, Outcome
-from actors.identity import Identity, Pulse
+from actors.identity import Identity, Pulse, node_id
 from actors.naming import SCHEDULER, ActorAddress
 from actors.reporting import Reporter, ReportLedger
 from actors.shard_audit import Ledgers, ShardAudit
@@ -105,7 +105,7 @@ class KVShard:
 
     async def identity(self) -> Identity:
         loaded = self._reporter is not None
-        return Identity(self._spec.stamp, self._spec.ref, loaded, self._draining)
+        return Identity(self._spec.stamp, self._spec.ref, loaded, self._draining, node_id())
 
     async def ping(self) -> Pulse:
         self._tether.hold()

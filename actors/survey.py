@@ -14,19 +14,25 @@ from cluster.topology import Node, Topology
 
 PATIENCE_S = 20.0
 
+NOTHING = Topology(())
 
-async def survey(patience_s: float = PATIENCE_S) -> Topology:
-    """The living nodes, called by Ray's node ids, as each sees itself at this moment.
+
+async def survey(patience_s: float = PATIENCE_S, known: Topology = NOTHING) -> Topology:
+    """The living nodes, called by Ray's node ids, as each sees itself at this moment; those that
+    are `known` are not asked again.
 
     One that does not answer within `patience_s` seconds is left out.
     """
     living = await asyncio.to_thread(ray.nodes)
     ids = sorted(node["NodeID"] for node in living if node["Alive"])
-    answers = await asyncio.gather(*(_ask(node, patience_s) for node in ids))
+    answers = await asyncio.gather(*(_ask(node, patience_s, known) for node in ids))
     return Topology(tuple(node for node in answers if node is not None))
 
 
-async def _ask(node: str, patience_s: float) -> Node | None:
+async def _ask(node: str, patience_s: float, known: Topology) -> Node | None:
+    seen = known.node(node)
+    if seen is not None:
+        return seen
     there = NodeAffinitySchedulingStrategy(node, soft=False)
     task: Any = ray.remote(discover).options(num_cpus=0, scheduling_strategy=there)
     try:

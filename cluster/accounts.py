@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
+from cluster.demand import Demand
 from cluster.lanes import Waiting
 from cluster.measures import RecentSeconds
 from cluster.messages import RefusalKind, Submission
@@ -29,6 +31,7 @@ class Accounts:
         self._waits = {sla.name: RecentSeconds() for sla in config.classes}
         self._ttft = {sla.name: RecentSeconds() for sla in config.classes}
         self._tpot = {sla.name: RecentSeconds() for sla in config.classes}
+        self.demand = Demand(config.classes)
         self.refusals: Counter[RefusalKind] = Counter()
         self.prompt_tokens = 0
         self.cached_tokens = 0
@@ -40,6 +43,7 @@ class Accounts:
         uncached = placement.load.prefill_tokens
         self._queues.charge(submission, uncached + output)
         self._waits[submission.sla].record(now - waiting.since, now)
+        self.demand.granted(submission.model)
         self.prompt_tokens += submission.prompt_tokens
         self.cached_tokens += placement.cached_tokens
         return Bill(
@@ -50,6 +54,7 @@ class Accounts:
             cached_tokens=placement.cached_tokens,
             output_tokens=output,
             pages=placement.shard.pages_of(submission.prompt_tokens + output),
+            alone_s=uncached / (placement.shard.speed.per_second or math.inf),
         )
 
     def moved(self, entry: LeaseEntry, state: LeaseState, now: float) -> None:
@@ -57,6 +62,8 @@ class Accounts:
         if state is LeaseState.STARTED:
             if entry.bill.since is not None and entry.bill.sla in self._ttft:
                 self._ttft[entry.bill.sla].record(now - entry.bill.since, now)
+            if not self._tenants.limits(entry.bill.tenant).holds:
+                self.demand.started(entry.lease.shard.model, entry.bill, now)
         elif state is LeaseState.ENDED:
             self._ended(entry, now)
         else:
@@ -64,6 +71,7 @@ class Accounts:
 
     def refused(self, submission: Submission, kind: RefusalKind, now: float) -> None:
         self.refusals[kind] += 1
+        self.demand.refused(submission.model, kind)
         self._tenants.refused(submission.tenant)
         self.released(submission.request_id, now)
 
@@ -99,4 +107,6 @@ class Accounts:
     def _time_output(self, entry: LeaseEntry, output: int, now: float) -> None:
         steps = output / entry.load.sequences - 1
         if entry.started_at is not None and steps >= 1 and entry.bill.sla in self._tpot:
-            self._tpot[entry.bill.sla].record((now - entry.started_at) / steps, now)
+            each_s = (now - entry.started_at) / steps
+            self._tpot[entry.bill.sla].record(each_s, now)
+            self.demand.ended(entry.lease.shard.model, entry.bill, each_s, now)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
+from cluster.autoscaling_config import AutoscalingConfig
 from cluster.errors import ConfigError
 from cluster.frozen import Frozen
 from cluster.scheduling_config import SchedulingConfig
@@ -56,6 +57,10 @@ class ResourcesConfig(Frozen):
         "auto", description="To CPUs and memory near the device; measured: only if a probe gains."
     )
     custom: dict[str, float] = Field(default_factory=dict, description="Ray custom resources.")
+    arrange: Literal["spread", "pack"] = Field("spread", description="Shards over the nodes.")
+    memory_gib: float | None = Field(
+        None, gt=0, description="Of its device: weights and a KV pool; where is less, none goes."
+    )
 
 
 DETERMINISTIC_ROWS = 32
@@ -83,10 +88,23 @@ class ModelConfig(Frozen):
     )
     max_model_len: int | None = Field(None, ge=2, description="Context, tokens.")
     shards: int = Field(1, ge=0, le=4096, description="Shards wanted at start.")
+    autoscaling: AutoscalingConfig | None = Field(
+        None, description="Bounds between which their number then follows the load."
+    )
     load_timeout_s: float = Field(600.0, gt=0, description="A shard not ready by then is retried.")
     cache: CacheConfig = CacheConfig()
     batching: BatchingConfig = BatchingConfig()
     resources: ResourcesConfig = ResourcesConfig()
+
+    @property
+    def first_shards(self) -> int:
+        """Shards wanted at start, within the bounds."""
+        return self.autoscaling.bounded(self.shards) if self.autoscaling else self.shards
+
+    @property
+    def may_sleep(self) -> bool:
+        """Whether it may have no shard and still be ready for requests."""
+        return self.autoscaling is not None and not self.autoscaling.min_shards
 
     @property
     def steps(self) -> BatchingConfig:
@@ -201,14 +219,19 @@ def parse_config(args: dict[str, Any]) -> ShoalConfig:
     return _parse(ShoalConfig, args, "args")
 
 
-def parse_settings(user_config: dict[str, Any], models: Iterable[str]) -> FleetSettings:
-    """Check the Fleet's `user_config`, where `models` are served. Raises ConfigError likewise."""
+def parse_settings(
+    user_config: dict[str, Any], models: Iterable[str], autoscaled: Iterable[str] = ()
+) -> FleetSettings:
+    """Check the Fleet's `user_config`, where `models` are served, some of them `autoscaled`, whose
+    number of shards is not for `user_config` to say. Raises ConfigError likewise."""
     settings = _parse(FleetSettings, user_config, "user_config")
-    known = sorted(models)
+    known, moving = sorted(models), set(autoscaled)
     for name in settings.shards:
+        path = f"user_config.shards.{name}"
         if name not in known:
-            path = f"user_config.shards.{name}"
             raise ConfigError(f"{path}: no such model (allowed: {', '.join(known)})", path)
+        if name in moving:
+            raise ConfigError(f"{path}: autoscaling decides on it; leave it out here", path)
     return settings
 
 

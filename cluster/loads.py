@@ -165,14 +165,14 @@ class ModelShards:
             price=1.0 + self._config.page_pressure * used,
             places=0 if shard.leaving else places,
             pages=ENDLESS if idle else shard.unpromised,
-            window=self._window(shard) - shard.prefill_tokens,
+            window=self.lookahead(shard) - shard.prefill_tokens,
             behind=_behind(shard.prefill_by_rank),
             wait_s=shard.prefill_tokens / (shard.speed.per_second or math.inf),
             longest=shard.longest,
             block_size=shard.capacity.block_size,
         )
 
-    def _window(self, shard: ShardBook) -> float:
+    def lookahead(self, shard: ShardBook) -> float:
         """Prompt tokens that may be leased to it ahead of what it computes.
 
         Enough to keep it busy until its report is answered, and no more: what waits here keeps

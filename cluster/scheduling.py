@@ -30,7 +30,7 @@ from cluster.messages import ShardRef, Submission
 from cluster.reports import ReportAck, ShardReport
 from cluster.scheduling_config import SchedulingConfig
 from cluster.shard_books import LeaseState
-from cluster.stats import ClassStats, SchedulerStats, TenantStats
+from cluster.stats import ClassStats, ModelStats, SchedulerStats, TenantStats
 
 
 class SchedulerBrain:
@@ -217,7 +217,12 @@ class SchedulerBrain:
             mended=dict(self._mended),
             classes=self._class_stats(),
             tenants=self._tenant_stats(),
+            models=self.demand(self._now),
         )
+
+    def demand(self, now: float) -> dict[str, ModelStats]:
+        """How full and how late each model is; changes nothing."""
+        return self._dispatch.accounts.demand.stats(self._books, now)
 
     def _class_stats(self) -> dict[str, ClassStats]:
         queued, tokens = self._books.queues.depths(), self._books.queues.tokens()

@@ -58,7 +58,9 @@ class Load(NamedTuple):
 class Bill(NamedTuple):
     """Whose request a lease serves, and what it was charged: output as expected, not as it came.
 
-    `since` is when it was first submitted, None where that was in another life of the scheduler.
+    `since` is when it was first submitted, None where that was in another life of the scheduler;
+    `alone_s`, seconds, what computing the prompt takes where nothing else is to be computed, 0
+    where that is not known.
     """
 
     tenant: str
@@ -68,6 +70,7 @@ class Bill(NamedTuple):
     cached_tokens: int = 0
     output_tokens: int = 0
     pages: int = 0
+    alone_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False)

@@ -82,6 +82,36 @@ class ClassStats:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelStats:
+    """One model: what its shards have in hand, how full they are, and how late they were lately.
+
+    `granted` leases and those refused for want of room, `asked_in_vain`, are counted from the
+    start. `utilization`: of what is fullest over all shards: places, pages, or the prompt tokens
+    leased ahead of their computation. `delay`: of the time that the target for the first token
+    leaves beside computing the prompt, and at least of a half, how much was waited; `tpot`, of that
+    target: 1 is just in time. Who has no target, or was held up by a limit of its own, is left out.
+    """
+
+    shards: int = 0
+    queued: int = 0
+    running: int = 0
+    granted: int = 0
+    asked_in_vain: int = 0
+    utilization: float = 0.0
+    delay: Percentiles = Percentiles()
+    tpot: Percentiles = Percentiles()
+
+    @property
+    def in_hand(self) -> int:
+        return self.queued + self.running
+
+    @property
+    def idle(self) -> bool:
+        """Nothing in hand, and nothing lately."""
+        return not (self.in_hand or self.delay.count or self.tpot.count)
+
+
+@dataclass(frozen=True, slots=True)
 class TenantStats:
     """One tenant: what it has in hand now, and what it has used."""
 
@@ -115,6 +145,7 @@ class SchedulerStats:
     mended: dict[str, int] = field(default_factory=dict)
     classes: dict[str, ClassStats] = field(default_factory=dict)
     tenants: dict[str, TenantStats] = field(default_factory=dict)
+    models: dict[str, ModelStats] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

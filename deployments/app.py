@@ -30,7 +30,8 @@ def build(args: dict[str, Any]) -> Application:
 
 
 def _fleet(config: ShoalConfig) -> Application:
-    shards = {model.name: model.shards for model in config.models}
+    """Of models that are autoscaled, `user_config` does not say how many shards they have."""
+    shards = {model.name: model.shards for model in config.models if not model.autoscaling}
     return fleet_deployment.options(user_config={"shards": shards}).bind(config)
 
 

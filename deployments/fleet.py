@@ -10,7 +10,9 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 
-from actors.fleet import Fleet, FleetStatus
+from actors.creation import ON_HEAD
+from actors.fleet import Fleet
+from actors.fleet_status import FleetStatus
 from cluster.config import ShoalConfig, parse_settings
 from cluster.errors import FaultError
 
@@ -29,6 +31,7 @@ class FleetDeployment:
 
     def __init__(self, config: ShoalConfig) -> None:
         self._models = [model.name for model in config.models]
+        self._autoscaled = [model.name for model in config.models if model.autoscaling]
         self._application = serve.get_replica_context().app_name
         self._fleet = Fleet(config, namespace=self._application)
         self._started = False
@@ -39,7 +42,8 @@ class FleetDeployment:
         Serve calls it before all else, and only then is it known how many shards are wanted.
         Raises ConfigError, having changed nothing, with the path of what is wrong.
         """
-        self._fleet.scale(parse_settings(user_config, self._models).shards)
+        settings = parse_settings(user_config, self._models, self._autoscaled)
+        self._fleet.scale(settings.shards)
         if not self._started:
             self._started = True
             self._fleet.start()
@@ -78,6 +82,6 @@ fleet_deployment = serve.deployment(
     name="Fleet",
     num_replicas=1,
     max_ongoing_requests=1000,
-    ray_actor_options={"num_cpus": 0},
+    ray_actor_options={"num_cpus": 0, "resources": ON_HEAD},
 )
 """Bind it with a ShoalConfig; its actors are found in a namespace called as the application."""

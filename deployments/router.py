@@ -14,7 +14,7 @@ from ray.exceptions import RayActorError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from actors.fleet import FleetStatus
+from actors.fleet_status import FleetStatus
 from actors.naming import ActorAddress
 from actors.scheduler_client import SchedulerClient
 from cluster.config import ShoalConfig
@@ -36,6 +36,7 @@ class Router:
         context = serve.get_replica_context()
         self._name = context.replica_id.unique_id
         self._models = frozenset(model.name for model in config.models)
+        self._awake = frozenset(model.name for model in config.models if not model.may_sleep)
         self._namespace = context.app_name
         silence_s = config.scheduling.router_timeout_s * 2 / 3
         self._scheduler = SchedulerClient(self._name, self._namespace, silence_s=silence_s)
@@ -75,9 +76,9 @@ class Router:
         return stats
 
     async def obstacles(self) -> tuple[str, ...]:
-        """For each model without a living shard, what its shards are about."""
+        """For each model that should have a living shard and has none, what its are about."""
         stats = await self._scheduler.stats()
-        idle = self._models - {shard.model for shard in stats.shards}
+        idle = self._awake - {shard.model for shard in stats.shards}
         if not idle:
             return ()
         status: FleetStatus = await self._fleet.status.remote()

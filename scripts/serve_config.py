@@ -56,9 +56,8 @@ def read_serve_config(path: Path, port: int | None = None) -> ServeConfig:
     place, ours = _our_application(deploy, path)
     shoal = parse_config(ours.get("args", {}))
     _refuse_if_any(_serve_problems(deploy))
-    models = [model.name for model in shoal.models]
     for index, deployment in enumerate(ours.get("deployments", [])):
-        _check_deployment(deployment, f"{place}.deployments[{index}]", models)
+        _check_deployment(deployment, f"{place}.deployments[{index}]", shoal)
     name, route = ours.get("name", "default"), ours.get("route_prefix", "/")
     if route is None:
         _refuse_if_any([(f"{place}.route_prefix", "must be a path (allowed: `/` or `/any`)")])
@@ -147,7 +146,7 @@ def _refuse_if_any(problems: list[tuple[str, str]]) -> None:
         raise ConfigError("the configuration is refused:\n" + "\n".join(lines), problems[0][0])
 
 
-def _check_deployment(deployment: dict[str, Any], place: str, models: list[str]) -> None:
+def _check_deployment(deployment: dict[str, Any], place: str, shoal: ShoalConfig) -> None:
     name = deployment["name"]
     if name not in DEPLOYMENTS:
         reason = f"no such deployment {name!r} (allowed: {', '.join(DEPLOYMENTS)})"
@@ -157,7 +156,9 @@ def _check_deployment(deployment: dict[str, Any], place: str, models: list[str])
         if deployment.get("num_replicas", 1) != 1 or deployment.get("autoscaling_config"):
             reason = "the Fleet has exactly one replica (allowed: 1)"
             _refuse_if_any([(f"{place}.num_replicas", reason)])
-        parse_settings(settings or {}, models)
+        models = [model.name for model in shoal.models]
+        autoscaled = [model.name for model in shoal.models if model.autoscaling]
+        parse_settings(settings or {}, models, autoscaled)
     elif settings is not None:
         reason = f"{name} has no settings (allowed: for Fleet)"
         _refuse_if_any([(f"{place}.user_config", reason)])

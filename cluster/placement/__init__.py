@@ -1,6 +1,6 @@
 """Wishes and a topology become a plan of shards on devices, explained line by line."""
 
-from cluster.placement.planner import plan
+from cluster.placement.planner import place, plan
 from cluster.placement.seats import Seats
 from cluster.placement.wishes import (
     Kind,
@@ -23,5 +23,6 @@ __all__ = [
     "Recut",
     "Seats",
     "Wish",
+    "place",
     "plan",
 ]

@@ -6,6 +6,7 @@ moves only the shards that were on it. No living shard is moved to make room for
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -46,6 +47,14 @@ def plan(
     return _Planner(topology).plan(wishes, tuple(current), manage_mig)
 
 
+def place(wish: Wish, index: int, topology: Topology, current: Iterable[Placement] = ()) -> Plan:
+    """A place for one shard more, beside those of `current`, who all stay where they are.
+
+    Those that are on no node of the topology are not looked at.
+    """
+    return _Planner(topology).place(wish, index, current)
+
+
 class _Planner:
     """One plan in the making."""
 
@@ -69,6 +78,19 @@ class _Planner:
             placements=tuple(self._placements[name] for name in sorted(self._placements)),
             missing=tuple(missing for _, missing in self._missing),
             recuts=recuts,
+            lines=tuple(self._lines),
+        )
+
+    def place(self, wish: Wish, index: int, current: Iterable[Placement]) -> Plan:
+        for one in current:
+            if self._topology.node(one.node) is not None:
+                # Two on one device is a plan that reality has overtaken: one of them sits there.
+                with contextlib.suppress(IllegalTransition):
+                    self._seats.take(one)
+        self._seat(wish, index)
+        return Plan(
+            placements=tuple(self._placements.values()),
+            missing=tuple(missing for _, missing in self._missing),
             lines=tuple(self._lines),
         )
 

@@ -8,12 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from cluster.autoscaling_config import AutoscalingConfig
 from cluster.scheduling_config import SchedulingConfig
 from cluster.simulate.capacity import Capacity, study_capacity
 from cluster.simulate.costs import DEVICES, read_device
 from cluster.simulate.experiment import POLICIES, Experiment
 from cluster.simulate.figures import Figures
-from cluster.simulate.table import capacity_table, policy_table
+from cluster.simulate.scaling import ScaledRun, scaled_run
+from cluster.simulate.table import capacity_table, policy_table, scaling_table
 from cluster.simulate.traces import read_trace
 from cluster.simulate.workload import Shape
 
@@ -22,6 +24,8 @@ def main(arguments: Sequence[str], stopwatch: Callable[[], float]) -> str:
     """Run what was asked for and give the text to print; `--json` writes the figures too."""
     options = _parser().parse_args(arguments)
     experiment = _experiment(options, stopwatch)
+    if options.autoscale:
+        return _autoscaled(experiment, options)
     policies = list(POLICIES) if options.policy == "all" else [options.policy]
     if options.find_capacity:
         return _capacities(experiment, policies, options)
@@ -40,7 +44,16 @@ def _capacities(
     return f"{capacity_table(study)}\n{policy_table(study.broken)}"
 
 
-def _write(options: argparse.Namespace, **parts: Sequence[Figures | Capacity]) -> None:
+def _autoscaled(experiment: Experiment, options: argparse.Namespace) -> str:
+    """Our policy, with as many shards at each moment as the autoscaler wants."""
+    fewest, most = options.autoscale
+    config = AutoscalingConfig(min_shards=fewest, max_shards=most)
+    scaled = scaled_run(experiment, config, options.startup_s)
+    _write(options, scaled=[scaled])
+    return scaling_table(scaled)
+
+
+def _write(options: argparse.Namespace, **parts: Sequence[Figures | Capacity | ScaledRun]) -> None:
     """The command and its figures as JSON; where nothing was served, a quantile is Infinity."""
     if options.json:
         plain = int, float, str, list
@@ -63,6 +76,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--device", default="h100", help=f"one of {', '.join(DEVICES)}, or a JSON file")
     add("--scheduling", type=Path, help="JSON file: fields of SchedulingConfig to change")
     add("--find-capacity", action="store_true", help="search the highest load that meets targets")
+    add("--autoscale", type=int, nargs=2, metavar=("MIN", "MAX"), help="bounds of the shards")
+    add("--startup-s", type=float, default=60.0, help="until a new shard serves (default 60)")
+    add("--tide", type=float, nargs="+", default=[1.0], help="share of the load, part by part")
     add("--json", type=Path, help="write the figures there")
     return parser
 
@@ -73,6 +89,7 @@ def _experiment(options: argparse.Namespace, stopwatch: Callable[[], float]) -> 
         speed=options.speed[0],
         copies=options.copies,
         page_tokens=options.page_tokens,
+        tide=options.tide,
     )
     text = options.scheduling.read_text(encoding="utf-8") if options.scheduling else "{}"
     return Experiment(

@@ -18,6 +18,7 @@ class SimulatedShard:
         self.engine = SimulatedEngine(device, page_tokens)
         self.reported_at = 0.0
         self.is_reporting = False
+        self.is_retired = False
         self._number = 0
         self._full = True
         self._started: list[str] = []

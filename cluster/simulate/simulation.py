@@ -10,8 +10,18 @@ from itertools import count
 from typing import Any, Protocol
 
 from cluster.errors import LedgerBroken
-from cluster.events import Acknowledge, Event, Instruction, Reported, Submitted, Tell, Ticked
+from cluster.events import (
+    Acknowledge,
+    Event,
+    Instruction,
+    Reported,
+    ShardGone,
+    Submitted,
+    Tell,
+    Ticked,
+)
 from cluster.messages import Decision, Lease, RefusalKind
+from cluster.reports import ShardReport
 from cluster.simulate.runs import Run
 from cluster.simulate.shards import SimulatedShard
 from cluster.simulate.workload import Offered
@@ -105,15 +115,29 @@ class Simulation:
 
     def run(self) -> None:
         """Until every request is over, or the time is."""
-        for shard in self._shards.values():
-            self._decide(Reported(shard.report(0.0)))
-            self._at(self._timing.heartbeat_s, self._beat, shard)
+        for shard in list(self._shards.values()):
+            self.join(shard)
         for story in self.stories.values():
             arrival_s = story.offered.arrival_s + self._timing.hop_s
             self._at(arrival_s, self._submit, story.offered)
         while self._open and self._now < self._ends_at:
             self._now, _, act, subject = heapq.heappop(self._heap)
             act(subject)
+
+    def join(self, shard: SimulatedShard) -> None:
+        """From now on it serves."""
+        self._shards[shard.ref.shard] = shard
+        self._decide(Reported(shard.report(self._now)))
+        self._at(self._now + self._timing.heartbeat_s, self._beat, shard)
+
+    def retire(self, shard: SimulatedShard) -> None:
+        """It gets no more leases and is not heard of any more; what it has it serves to the end."""
+        shard.is_retired = True
+        self._decide(ShardGone(shard.ref))
+
+    def call(self, when: float, act: Callable[[float], None]) -> None:
+        """Have `act` called at that time, with the time."""
+        self._at(when, act, when)
 
     def verify(self) -> None:
         """Raises LedgerBroken where a request ended twice, or somebody's books do not add up."""
@@ -211,10 +235,16 @@ class Simulation:
             self._at(leaves_at, self._report, shard)
 
     def _report(self, shard: SimulatedShard) -> None:
-        self._at(self._now + self._timing.hop_s, self._decide, Reported(shard.report(self._now)))
+        self._at(self._now + self._timing.hop_s, self._hear, shard.report(self._now))
+
+    def _hear(self, report: ShardReport) -> None:
+        if not self._shards[report.shard.shard].is_retired:
+            self._decide(Reported(report))
 
     def _beat(self, shard: SimulatedShard) -> None:
         """A shard with nothing to say says that it lives."""
+        if shard.is_retired:
+            return
         due_at = shard.reported_at + self._timing.heartbeat_s
         if due_at <= self._now and not shard.is_reporting:
             self._report(shard)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from cluster.simulate.capacity import KEPT_SHARE, REFERENCE, Study
 from cluster.simulate.figures import ClassFigures, Figures
+from cluster.simulate.scaling import ScaledRun
 
 HEAD = (
     "policy",
@@ -53,6 +54,23 @@ def capacity_table(study: Study) -> str:
         for one in study.capacities
     ]
     return markdown(head, rows)
+
+
+def scaling_table(run: ScaledRun) -> str:
+    """A row for all requests and one for each class, then what was decided, and when."""
+    head = ("class", "requests", "met %", "refused", "TTFT p50 / p95 / p99 ms")
+    rows = [
+        (
+            name,
+            f"{one.offered}",
+            f"{100 * one.met_share:.1f}",
+            f"{one.refused}",
+            _milliseconds(one.ttft_s),
+        )
+        for name, one in (("all", run.every), *run.classes.items())
+    ]
+    decided = "".join(f"{at:7.0f} s: {shards} shards, {why}\n" for at, shards, why in run.changes)
+    return f"{markdown(head, rows)}\nshard hours: {run.shard_s / 3600:.2f}\n{decided}"
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -22,7 +22,8 @@ class Shape:
     run beside each other, each with pages of its own and rotated in time, so that the locality
     within a copy stays. `page_tokens`: tokens of a page, which stands for one block of the trace;
     lengths of prompts and outputs are scaled with it. `classes`: the share of sessions of each SLA
-    class. `tenants` differ in size as 1, 1/2, 1/3, ...
+    class. `tenants` differ in size as 1, 1/2, 1/3, ... `tide`: the share of the sessions that come
+    in each of so many equal parts of the time.
     """
 
     seed: int = 0
@@ -31,6 +32,7 @@ class Shape:
     page_tokens: int = BLOCK_TOKENS
     classes: Mapping[str, float] = field(default_factory=lambda: {"P0": 0.3, "P1": 0.5, "P2": 0.2})
     tenants: int = 8
+    tide: Sequence[float] = (1.0,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +56,20 @@ def _copy(rows: Sequence[TraceRow], shape: Shape, copy: int, longest: int) -> It
     length_s = rows[-1].arrival_s + max(rows[-1].blur_s, 1.0)
     shift_s = length_s * draw(shape.seed, "shift", copy) if copy else 0.0
     for number, (at, row) in enumerate(_sharpened(rows, shape.seed, copy)):
-        arrival_s = (at + shift_s) % length_s / shape.speed
+        part = (at + shift_s) % length_s / length_s
+        if not _comes(row, shape, copy, number, part):
+            continue
+        arrival_s = part * length_s / shape.speed
         submission = _submission(row, shape, f"{copy}-{number}", copy, longest)
         yield Offered(arrival_s, submission, _scaled(row.output_tokens, shape.page_tokens))
+
+
+def _comes(row: TraceRow, shape: Shape, copy: int, number: int, part: float) -> bool:
+    """Whether the tide is high enough for its session at that part of the time."""
+    level = shape.tide[int(part * len(shape.tide))]
+    if level >= 1.0:
+        return True
+    return draw(shape.seed, "tide", copy, _session(row, f"{copy}-{number}")) < level
 
 
 def _sharpened(rows: Sequence[TraceRow], seed: int, copy: int) -> Iterator[tuple[float, TraceRow]]:

@@ -15,7 +15,8 @@ import ray
 from ray.exceptions import RayError
 
 from actors.channel import Channels
-from actors.fleet import Fleet, MemberStatus
+from actors.fleet import Fleet
+from actors.fleet_status import MemberStatus
 from actors.fleet_timing import FleetTiming, timing_of
 from actors.lifecycle import Backoff, State
 from actors.lives import Patience

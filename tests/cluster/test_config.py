@@ -50,6 +50,11 @@ def test_a_configuration_is_frozen_in_every_part() -> None:
 @pytest.mark.parametrize(
     ("args", "path", "allowed"),
     [
+        (
+            {"models": [{"autoscaling": {"max_shards": 3, "max": 3}}]},
+            "args.models[0].autoscaling.max",
+            "down_after_s, growth, max_shards",
+        ),
         ({"modles": []}, "args.modles", "gateway, models, router, scheduling"),
         ({"models": [{"dytpe": "auto"}]}, "args.models[0].dytpe", "dtype, load_timeout_s"),
         (
@@ -125,3 +130,23 @@ def test_every_wrong_field_is_named_not_only_the_first() -> None:
     for path in ("args.models[0].shards", "args.models[0].x", "args.gateway.replicas"):
         assert f"  {path}: " in error.message
     assert len(error.message.splitlines()) == 4
+
+
+@pytest.mark.parametrize(
+    ("autoscaling", "path"),
+    [
+        ({}, "args.models[0].autoscaling.max_shards"),
+        ({"max_shards": 0}, "args.models[0].autoscaling.max_shards"),
+        ({"min_shards": 3, "max_shards": 2}, "args.models[0].autoscaling"),
+        ({"max_shards": 2, "growth": 1}, "args.models[0].autoscaling.growth"),
+    ],
+)
+def test_wrong_bounds_of_autoscaling_are_refused(autoscaling: dict[str, Any], path: str) -> None:
+    assert refusal({"models": [{"autoscaling": autoscaling}]}).path == path
+
+
+@pytest.mark.parametrize(("shards", "first"), [(1, 2), (3, 3), (9, 4)])
+def test_the_first_number_of_shards_lies_within_the_bounds(shards: int, first: int) -> None:
+    bounds = {"min_shards": 2, "max_shards": 4}
+    config = parse_config({"models": [{"shards": shards, "autoscaling": bounds}]})
+    assert config.models[0].first_shards == first

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.placement import Kind, Placement, Wish, plan
+from cluster.placement import Kind, Placement, Wish, place, plan
 from cluster.topology import Closeness, Topology
 from tests.cluster.machines import GIB, cluster_of, recorded, seated, without_gpu
 
@@ -245,3 +245,36 @@ def test_a_shard_whose_wish_has_changed_moves(changed: Wish, reason: str) -> Non
     after = plan([changed], topology, before.placements)
     assert after.lines[0] == f"m/0 moves: {reason}"
     assert len(after.placements) == 1
+
+
+def test_one_shard_more_finds_a_place_beside_the_others_who_stay() -> None:
+    topology = cluster_of("dgx-a100", "dgx-a100")
+    wish = Wish("m", 3, kinds=(Kind.GPU,))
+    first = plan([replace(wish, shards=1)], topology).placements
+    [second] = place(wish, 7, topology, first).placements
+
+    assert (second.index, second.node) == (7, "dgx-a100-1")
+    assert place(wish, 7, topology, first).lines == (
+        "m/7 goes to dgx-a100-1 [" + second.devices[0] + "] with "
+        f"{second.memory_bytes / GIB:.1f} GiB each: 0 of m there, spread;"
+        " 7 free devices left beside it",
+    )
+
+
+def test_one_shard_more_sits_beside_the_others_of_the_only_node() -> None:
+    topology = cluster_of("dgx-a100")
+    wish = Wish("m", 8, kinds=(Kind.GPU,))
+    seven = plan([replace(wish, shards=7)], topology).placements
+    [last] = place(wish, 7, topology, seven).placements
+
+    assert len({*last.devices, *(one.devices[0] for one in seven)}) == 8
+    assert place(wish, 8, topology, [*seven, last]).missing[0].name == "m/8"
+
+
+def test_one_shard_more_finds_a_place_though_two_others_claim_one_device() -> None:
+    topology = cluster_of("dgx-a100")
+    wish = Wish("m", 3, kinds=(Kind.GPU,))
+    [first] = plan([replace(wish, shards=1)], topology).placements
+    [third] = place(wish, 2, topology, [first, replace(first, index=1)]).placements
+
+    assert third.devices != first.devices

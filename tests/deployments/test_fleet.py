@@ -32,6 +32,12 @@ def test_a_wrong_setting_is_refused_with_its_path(user_config: dict[str, Any], p
     assert refused.value.path == path
 
 
+def test_how_many_shards_an_autoscaled_model_has_is_not_for_a_setting_to_say() -> None:
+    with pytest.raises(ConfigError, match="autoscaling decides"):
+        parse_settings({"shards": {"a": 2}}, ["a", "b"], autoscaled=["a"])
+    assert parse_settings({"shards": {"b": 2}}, ["a", "b"], autoscaled=["a"]).shards == {"b": 2}
+
+
 def test_the_owner_of_the_shards_does_not_load_torch() -> None:
     program = "import sys, deployments.fleet; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)
