@@ -9,8 +9,8 @@ serve: ## Start everything and answer; PORT= and CONFIG= override, Ctrl-C ends i
 	@$(PYTHON) scripts/install.py
 	@exec $(RUN) scripts.serve $(if $(PORT),--port $(PORT)) $(if $(CONFIG),--config $(CONFIG))
 
-test: .dev ## Run the tests, two files at a time since most wait for processes; ARGS= goes to pytest
-	@$(RUN) pytest --numprocesses 2 --dist loadfile $(ARGS)
+test: .dev ## Run the tests; ARGS= goes to pytest
+	@$(RUN) pytest $(ARGS)
 
 lint: .dev ## Formatting, lints, types and the contracts between rooms
 	@$(RUN) ruff format --check .

@@ -53,9 +53,12 @@ T = TypeVar("T")
 
 
 def use_threads(count: int) -> None:
-    """Have torch and these kernels compute with `count` threads, as far as there are CPUs."""
-    torch.set_num_threads(count)
+    """Have torch and these kernels compute with `count` threads, as far as there are CPUs.
+
+    torch comes last: numba, as it starts, gives OpenMP in this thread all the CPUs there are.
+    """
     numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))
+    torch.set_num_threads(count)
 
 
 _helper: Callable[[T], T] = numba.njit(

@@ -141,6 +141,10 @@ async def known(scheduler: Any, ref: ShardRef) -> bool:
     return ref in (await scheduler.stats.remote()).shards
 
 
+async def has_sampled(shard: Shard, before: int) -> bool:
+    return (await shard.stats()).tokens_sampled > before
+
+
 async def has_doors(shard: Shard, count: int) -> bool:
     return (await shard.stats()).doors == count
 
@@ -375,8 +379,9 @@ async def test_a_lease_that_nobody_knows_is_over_once_the_shard_has_reported_in_
 
 
 async def test_what_a_door_has_dropped_is_ended_and_what_it_misses_is_told(audited: Shard) -> None:
-    request = assignment(audited.ref, max_tokens=LONG)
-    await audited.assign(request, door="forgetful")
+    before = (await audited.stats()).tokens_sampled
+    await audited.assign(assignment(audited.ref, max_tokens=LONG), door="forgetful")
+    await until(lambda: has_sampled(audited, before))
     for _ in range(2):
         await audited.actor.wants.remote("forgetful", ("another",))
     assert await mended(audited, "unwanted")

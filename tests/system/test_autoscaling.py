@@ -29,6 +29,7 @@ def scaled(tiny_folder: Path) -> Iterator[Application]:
         yield application
 
 
+@pytest.mark.exhaustive
 async def test_the_fleet_grows_under_load_and_shrinks_at_rest_and_nobody_notices(
     scaled: Application,
 ) -> None:

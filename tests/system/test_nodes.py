@@ -82,6 +82,7 @@ def nodes(tiny_folder: Path) -> Iterator[Nodes]:
         cluster.shutdown()
 
 
+@pytest.mark.exhaustive
 async def test_nodes_are_added_and_one_dies_and_one_is_drained_and_no_request_fails(
     nodes: Nodes,
 ) -> None:
