@@ -16,7 +16,8 @@ class Books:
     def __init__(self, config: SchedulingConfig, epoch: int) -> None:
         self.tenants = Tenants(config)
         self.queues = FairQueues(config.classes, config.max_queued, self.tenants.weight_of)
-        self.leases = LeaseBook(epoch, config.claim_timeout_s, config.placement)
+        ranks = {sla.name: rank for rank, sla in enumerate(config.classes)}
+        self.leases = LeaseBook(epoch, config.claim_timeout_s, config.placement, ranks)
         self.index = PrefixIndex(config.max_indexed_pages)
 
     def verify(self) -> None:

@@ -184,7 +184,7 @@ class Dispatch:
                     self.admission.granted(waiting, now)
                 self._books.queues.remove(submission.request_id)
                 return Tell(submission.router, decision)
-            if now - waiting.since >= self._classes[submission.sla].aging_s:
+            if self._holds_up_others(waiting, match, now):
                 return None
             below = rank
         return None
@@ -210,14 +210,28 @@ class Dispatch:
         self.park(submission.tenant)
         return lease
 
+    def _holds_up_others(self, waiting: Waiting, match: Match, now: float) -> bool:
+        """Whether who found no room is not to be overtaken: it has aged, and what stands in its way
+        is not the prompts of its own class alone, which nobody's waiting would shorten."""
+        submission = waiting.submission
+        if not self._is_aged(waiting, now):
+            return False
+        shards = self._books.leases.serving(submission.model)
+        higher = max(self._ranks[submission.sla] - 1, 0)
+        return self._placer.place(submission, shards, match, higher) is None
+
     def _may_run(self, waiting: Waiting, now: float) -> bool:
-        """Whether its class and its tenant may have another request on a shard; the aged, of any
-        class, may take the places kept free for higher ones."""
+        """Whether its class and its tenant may have another request on a shard; the aged of a class
+        that has none there may take one of the places kept free for higher ones."""
         submission = waiting.submission
         sla, shards = self._classes[submission.sla], self._books.leases.serving(submission.model)
-        aged = now - waiting.since >= sla.aging_s
-        has_place = aged or shards.taken < sla.fill * shards.places
+        has_place = shards.taken < sla.fill * shards.places
+        if not has_place and self._is_aged(waiting, now):
+            has_place = not shards.taken_by[self._ranks[submission.sla]]
         return has_place and not self._at_limit(submission.tenant)
+
+    def _is_aged(self, waiting: Waiting, now: float) -> bool:
+        return now - waiting.since >= self._classes[waiting.submission.sla].aging_s
 
     def _at_limit(self, tenant: str) -> bool:
         limits = self._books.tenants.limits(tenant)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -38,8 +38,14 @@ class LeaseBook:
     """
 
     def __init__(
-        self, epoch: int, claim_timeout_s: float, placement: PlacementConfig | None = None
+        self,
+        epoch: int,
+        claim_timeout_s: float,
+        placement: PlacementConfig | None = None,
+        ranks: Mapping[str, int] | None = None,
     ) -> None:
+        """`ranks`: of the classes by name, 0 the highest."""
+        self._ranks = ranks or {}
         self._placement = placement or PlacementConfig()
         self._epoch = epoch
         self._claim_timeout_s = claim_timeout_s
@@ -212,7 +218,8 @@ class LeaseBook:
         when the request came.
         """
         missing = max(held.prompt_tokens - held.computed_tokens, 0)
-        lease = Lease(held.request_id, self._epoch, shard.ref, 0, Reason(0.0, ()))
+        rank = self._ranks.get(held.sla, 0)
+        lease = Lease(held.request_id, self._epoch, shard.ref, 0, Reason(0.0, ()), rank)
         load = Load(missing, shard.pages_of(missing) + held.choices, held.choices)
         bill = Bill(held.tenant, held.sla, since=None, pages=shard.pages_of(held.prompt_tokens))
         return LeaseEntry(lease, load, bill, now)
@@ -240,7 +247,7 @@ class LeaseBook:
         if entry.state is not LeaseState.STARTED:
             shard.weigh_prefill(entry.lease.rank, sign * entry.load.prefill_tokens)
             shard.promised_pages += sign * entry.load.pages
-        self._models[shard.ref.model].changed(shard, places)
+        self._models[shard.ref.model].changed(shard, places, entry.lease.rank)
 
     def verify(self) -> None:
         """Raises LedgerBroken where a sum kept along the way differs from one made afresh."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
@@ -77,6 +78,7 @@ class ModelShards:
         self.block_size = 0
         self.places = 0
         self.taken = 0
+        self.taken_by: Counter[int] = Counter()
 
     @property
     def shards(self) -> Mapping[str, ShardBook]:
@@ -98,9 +100,11 @@ class ModelShards:
         self._measure()
         self._changed.add(name)
 
-    def changed(self, shard: ShardBook, places: int = 0) -> None:
-        """Its load or its room is no longer what it was; so many more of its places are taken."""
+    def changed(self, shard: ShardBook, places: int = 0, rank: int = 0) -> None:
+        """Its load or its room is no longer what it was; so many more of its places are taken, by
+        the class of that rank."""
         self.taken += places
+        self.taken_by[rank] += places
         self._changed.add(shard.ref.shard)
 
     def among(self, names: Iterable[str]) -> list[ShardView]:
@@ -201,7 +205,7 @@ class ModelShards:
         if self._by_room != sorted(view.room_key for view in takers):
             raise LedgerBroken(f"loads: {len(takers)} take more, not in order of room")
         taken = sum(shard.sequences for shard in self._shards.values())
-        if taken != self.taken:
+        if not taken == self.taken == self.taken_by.total():
             raise LedgerBroken(f"loads: {self.taken} places kept as taken, {taken} counted")
 
 

@@ -8,13 +8,23 @@ for the next page in advance halves it again.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
-# Read by numba when it is imported, so nothing else imports it. By default it would be the CPUs
-# this process is bound to now, but a shard is widened when another leaves the machine.
+# Both are read by numba when it is imported, so nothing else imports it. By default the threads
+# would be the CPUs this process is bound to now, but a shard is widened when another leaves the
+# machine; and compiled kernels would be taken for new as long as this file is, whatever `lanes` is.
 os.environ.setdefault("NUMBA_NUM_THREADS", str(os.cpu_count() or 1))
+os.environ.setdefault(
+    "NUMBA_CACHE_DIR",
+    str(
+        Path(__file__).with_name("__pycache__")
+        / hashlib.sha256(Path(__file__).with_name("lanes.py").read_bytes()).hexdigest()[:12]
+    ),
+)
 
 import numba
 import numpy as np

@@ -83,6 +83,7 @@ class ModelRunner:
     def use(self, forward: Forward) -> None:
         """Compute by `forward` from the next step on; the model is let go."""
         self._forward = forward
+        self._pace = Pace() if self._pace else None  # what was learned was learned of the model
 
     @torch.inference_mode()
     def logits(self, batch: StepBatch, rows: Sequence[int]) -> Tensor:

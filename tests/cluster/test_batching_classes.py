@@ -96,11 +96,25 @@ def test_a_pace_follows_the_clock_within_its_bounds() -> None:
     pace.record(1024, target_s=0.1, took_s=0.125)
     assert pace.allowed == 819
     for _ in range(20):
-        pace.record(pace.allowed, target_s=0.1, took_s=5.0)
-    assert pace.allowed == LEAST
+        pace.record(pace.allowed, target_s=0.1, took_s=0.01 + 0.002 * pace.allowed)
+        assert pace.allowed >= LEAST
+    assert pace.allowed < 64
     for _ in range(20):
         pace.record(pace.allowed, target_s=0.1, took_s=0.09)
     assert pace.allowed == 1024
+
+
+def test_one_slow_step_halves_the_allowance_at_most_whatever_it_held() -> None:
+    pace = Pace(1024)
+    pace.record(40, target_s=0.1, took_s=5.0)
+    assert pace.allowed == 512
+
+
+def test_a_target_that_bare_steps_miss_costs_the_others_nothing() -> None:
+    pace = Pace(1024)
+    for _ in range(60):
+        pace.record(pace.allowed, target_s=0.1, took_s=0.3 + 0.0001 * pace.allowed)
+    assert pace.allowed > 512
 
 
 def test_a_step_that_held_less_than_it_might_teaches_no_more() -> None:

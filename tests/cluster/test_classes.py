@@ -138,6 +138,15 @@ def test_an_aged_head_gets_a_place_that_was_kept_free_for_higher_classes() -> No
     assert any(isinstance(one, Lease) for one in loaded.report())
 
 
+def test_however_long_a_flood_ages_it_leaves_those_places_free() -> None:
+    loaded = Loaded(places=4)
+    for _ in range(6):
+        loaded.submit("P2")
+    loaded.now += 1000
+    assert not any(isinstance(one, Lease) for one in loaded.report())
+    assert isinstance(loaded.submit("P0"), Lease)
+
+
 def test_asking_again_does_not_put_a_deadline_off() -> None:
     loaded = Loaded(places=1)
     loaded.submit()

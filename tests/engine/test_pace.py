@@ -26,7 +26,18 @@ def drive(pace: Pace, steps: int, seconds: Callable[[int], float], most: int = 8
 @pytest.mark.parametrize("best", [1, 2, 4, 8])
 def test_the_fastest_number_is_used_nearly_always(best: int) -> None:
     used = drive(Pace(), 1000, lambda threads: 0.02 + 0.01 * abs(threads - best))
-    assert used[best] >= 1000 * (1 - 1 / TRY_EVERY) - 4
+    assert used[best] >= 1000 * (1 - 1 / TRY_EVERY) - 8
+
+
+def test_what_is_tried_is_never_far_from_the_best() -> None:
+    used = drive(Pace(), 1000, lambda threads: 1 / threads, most=64)
+    assert set(used) == {64, 32}
+
+
+def test_a_first_step_that_is_cold_does_not_count() -> None:
+    pace = Pace()
+    pace.note(ROWS, pace.threads(ROWS, 2), 60.0)
+    assert drive(pace, 200, lambda threads: 0.1 / threads, most=2)[2] > 180
 
 
 def test_what_becomes_fastest_later_is_found() -> None:
