@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -68,11 +67,14 @@ class ShardScaler:
     async def run(self) -> None:
         """Look for ever; without a model to scale there is nothing to look at."""
         while self._autoscalers:
-            # Without a scheduler nobody knows how the models do, and nothing changes.
-            with contextlib.suppress(RayError, NotReady, TimeoutError):
+            try:
                 async with asyncio.timeout(LOOK_S):
                     demand = await self._ask()
                 self.look(demand)
+            except (RayError, NotReady, TimeoutError):
+                pass  # without a scheduler nobody knows how the models do, and nothing changes
+            except Exception:  # the loop outlives what it finds: nobody else would scale
+                logger.exception("the models could not be scaled")
             await asyncio.sleep(LOOK_S)
 
     def look(self, demand: Demand) -> None:

@@ -192,7 +192,8 @@ class TokenChannel:
                 await self._patiently(self._say_what_is_wanted)
 
     def _say_what_is_wanted(self) -> Awaitable[None]:
-        said: Awaitable[None] = self._shard.wants.remote(self._door, tuple(self._streams))
+        sent = tuple(one for one in self._streams if one not in self._assigns)
+        said: Awaitable[None] = self._shard.wants.remote(self._door, sent)
         return said
 
     async def _poll(self) -> None:

@@ -51,10 +51,13 @@ def shard_options(spec: ShardSpec, cpus: float, node: str | None = None) -> dict
     where: Any = "SPREAD"
     if node is not None:
         where = NodeAffinitySchedulingStrategy(node, soft=True, _spill_on_unavailable=True)
+    custom = dict(spec.model.resources.custom)
     return {
         **_options(spec.ref.actor, spec.namespace, cpus, spec.tether_s),
         "num_gpus": spec.gpus,
-        "resources": dict(spec.model.resources.custom),
+        # Whoever asks for nothing at all, Ray puts on any node, wherever it was to go.
+        "memory": None if cpus or spec.gpus or custom else 1,
+        "resources": custom,
         "scheduling_strategy": where,
     }
 

@@ -49,8 +49,8 @@ class Evacuation:
         while True:
             try:
                 await self.look()
-            except RayError as error:  # the next look may do better
-                logger.warning("it is not known which nodes are drained: %s", error)
+            except Exception:  # the loop outlives what it finds: the next look may do better
+                logger.exception("it is not known which nodes are drained")
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> None:

@@ -179,10 +179,17 @@ def _replaced(
     ready = sum(m.state is State.READY for m in kept) + len(serving)
     if ready <= wish.count:
         underway = [m for m in group if m.state in (State.LOADING, State.STOPPING)]
-        cramped = any(m.cramped for m in kept)
+        cramped = any(m.cramped for m in kept) and _place_was_taken(wish, kept, serving)
         blocked = cramped or (surge == 0 and ready == wish.count)
         return idle + (serving[:1] if blocked and not underway else [])
     return idle + serving[: ready - wish.count]
+
+
+def _place_was_taken(wish: Wanted, kept: list[Member], serving: list[Member]) -> bool:
+    """Whether each place that an old one left has a new one in it: what fits nowhere at all must
+    not end one after the other."""
+    placed = sum(m.state in (State.LOADING, State.READY) for m in kept)
+    return wish.count - len(serving) <= placed
 
 
 def _stop(members: Iterable[Member]) -> list[Stop]:

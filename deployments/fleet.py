@@ -26,7 +26,8 @@ LEAVING = (ApplicationStatus.DELETING, ApplicationStatus.NOT_STARTED)
 class FleetDeployment:
     """Exactly one replica, which owns the scheduler and the shards; no request passes it.
 
-    Serve stops an outdated replica before it starts the next, so there are never two.
+    Serve begins to stop an outdated replica before it starts the next, which takes seconds to
+    begin: only that keeps the two apart.
     """
 
     def __init__(self, config: ShoalConfig) -> None:

@@ -153,6 +153,12 @@ def test_where_there_is_no_room_beside_them_one_old_goes_first() -> None:
     assert decided(2, old(0, State.STOPPING), old(1), cramped) == ()
 
 
+def test_another_old_one_goes_only_once_the_place_of_the_last_was_taken() -> None:
+    cramped = shard(2, State.PENDING, cramped=True)
+    assert stop(1) not in decided(2, old(1), cramped)
+    assert decided(2, old(1), shard(2), shard(0, State.PENDING, cramped=True)) == (stop(1),)
+
+
 def test_without_surge_one_old_goes_first() -> None:
     assert decided(2, old(0), old(1), surge=0) == (stop(0),)
     assert decided(2, old(1), surge=0) == (create(0),)
