@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,10 +47,14 @@ def test_bash_can_read_the_script(script: str) -> None:
     subprocess.run(["bash", "-n", LAUNCH / script], check=True)
 
 
-def environment_of(script: str, **given: str) -> subprocess.CompletedProcess[str]:
-    """What a `ray` sees that the script starts, with its arguments in the first line."""
+def environment_of(checkout: Path, script: str, **given: str) -> subprocess.CompletedProcess[str]:
+    """What a `ray` sees that the script starts, with its arguments in the first line.
+
+    In a `checkout` without a `.venv`, whose real `ray` it would start.
+    """
+    shutil.copytree(LAUNCH, checkout / "cluster" / "launch")
     return subprocess.run(
-        ["bash", LAUNCH / script, "head.example"],
+        ["bash", checkout / "cluster" / "launch" / script, "head.example"],
         env={"PATH": f"{given.pop('path')}:{os.environ['PATH']}", **given},
         capture_output=True,
         text=True,
@@ -70,10 +75,14 @@ def bin_folder(tmp_path: Path) -> Path:
 
 
 def test_a_worker_joins_the_head_with_its_labels_and_the_environment_of_all(
-    bin_folder: Path,
+    bin_folder: Path, tmp_path: Path
 ) -> None:
     told = environment_of(
-        "start-worker.sh", path=str(bin_folder), SHOAL_API_KEYS="k", RAY_AUTH_TOKEN="t"
+        tmp_path / "shoal",
+        "start-worker.sh",
+        path=str(bin_folder),
+        SHOAL_API_KEYS="k",
+        RAY_AUTH_TOKEN="t",
     )
     called, *environment = told.stdout.splitlines()
 
@@ -81,16 +90,16 @@ def test_a_worker_joins_the_head_with_its_labels_and_the_environment_of_all(
     assert {
         "RAY_AUTH_MODE=token",
         "RAY_SERVE_ENABLE_HA_PROXY=1",
-        f"RAY_SERVE_HAPROXY_BINARY_PATH={ROOT}/scripts/haproxy",
+        f"RAY_SERVE_HAPROXY_BINARY_PATH={tmp_path}/shoal/scripts/haproxy",
         "SHOAL_HAPROXY=/bin/haproxy",
     } <= set(environment)
 
 
 @pytest.mark.parametrize("secret", ["SHOAL_API_KEYS", "RAY_AUTH_TOKEN"])
-def test_no_node_starts_without_its_secrets(secret: str, bin_folder: Path) -> None:
+def test_no_node_starts_without_its_secrets(secret: str, bin_folder: Path, tmp_path: Path) -> None:
     given = {"SHOAL_API_KEYS": "k", "RAY_AUTH_TOKEN": "t"}
     del given[secret]
-    told = environment_of("start-head.sh", path=str(bin_folder), **given)
+    told = environment_of(tmp_path / "shoal", "start-head.sh", path=str(bin_folder), **given)
 
     assert told.returncode != 0
     assert secret in told.stderr
