@@ -188,7 +188,7 @@ class Fleet:
         self._burying.add(name)
         try:
             await self._end(name, fault)
-        except Exception:
+        except Exception:  # a member must be LOST whatever its burial raised, or it never returns
             logger.exception("%s could not be buried in order", name)
         self._burying.remove(name)
         self._move(name, Event.LOST, reason)

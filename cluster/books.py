@@ -6,7 +6,7 @@ from cluster.errors import LedgerBroken
 from cluster.leases import LeaseBook
 from cluster.prefixes import PrefixIndex
 from cluster.queues import FairQueues
-from cluster.scheduling_config import SchedulingConfig
+from cluster.scheduling_config import SchedulingConfig, ranks_of
 from cluster.tenants import Tenants
 
 
@@ -16,7 +16,7 @@ class Books:
     def __init__(self, config: SchedulingConfig, epoch: int) -> None:
         self.tenants = Tenants(config)
         self.queues = FairQueues(config.classes, config.max_queued, self.tenants.weight_of)
-        ranks = {sla.name: rank for rank, sla in enumerate(config.classes)}
+        ranks = ranks_of(config.classes)
         self.leases = LeaseBook(epoch, config.claim_timeout_s, config.placement, ranks)
         self.index = PrefixIndex(config.max_indexed_pages)
 

@@ -19,7 +19,7 @@ from cluster.lanes import Waiting
 from cluster.messages import Decision, Lease, Reason, Refusal, RefusalKind, Submission
 from cluster.prefixes import Match
 from cluster.routing import Placer
-from cluster.scheduling_config import SchedulingConfig
+from cluster.scheduling_config import SchedulingConfig, ranks_of
 from cluster.shard_books import LeaseState
 from cluster.windows import GatheringWindow
 
@@ -37,7 +37,7 @@ class Dispatch:
         self._epoch = epoch
         self._books = books
         self._classes = {sla.name: sla for sla in config.classes}
-        self._ranks = {sla.name: rank for rank, sla in enumerate(config.classes)}
+        self._ranks = ranks_of(config.classes)
         self._placer = Placer(config.placement)
         self.expiries = Expiries(books.queues)
         self._windows: dict[str, GatheringWindow] = {}

@@ -8,7 +8,7 @@ from cluster.errors import LedgerBroken
 from cluster.fairness import FairClock
 from cluster.lanes import Lane, Waiting
 from cluster.messages import Submission
-from cluster.scheduling_config import SlaClass
+from cluster.scheduling_config import SlaClass, ranks_of
 
 
 class ModelQueue:
@@ -38,7 +38,7 @@ class FairQueues:
         weight_of: Callable[[str], float] = lambda tenant: 1.0,
     ) -> None:
         self._classes = classes
-        self._ranks = {sla.name: rank for rank, sla in enumerate(classes)}
+        self._ranks = ranks_of(classes)
         self._bounds = [max_queued if c.max_queued is None else c.max_queued for c in classes]
         self._weight_of = weight_of
         self._models: dict[str, ModelQueue] = {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pydantic import Field, model_validator
 
 from cluster.frozen import Frozen
@@ -171,3 +173,8 @@ class SchedulingConfig(Frozen):
         if strangers:
             raise ValueError(f"default_class of a tenant must be a class, got {strangers}")
         return self
+
+
+def ranks_of(classes: Iterable[SlaClass]) -> dict[str, int]:
+    """How many classes stand above each, by its name; they are configured highest first."""
+    return {sla.name: rank for rank, sla in enumerate(classes)}

@@ -185,6 +185,13 @@ def _store(sums: Array, weight: Array, out: Array) -> None:
 
 
 @_helper
+def _visible(page: int, block_size: int, first: int, last: int) -> Any:
+    """Of the tokens `first..last`: the first on the `page`-th page, and how many are there."""
+    begin = max(first, page * block_size)
+    return begin, min(last + 1, (page + 1) * block_size) - begin
+
+
+@_helper
 def _attend_row(
     query: Array,
     keys: Array,
@@ -210,25 +217,25 @@ def _attend_row(
     sums = np.zeros((group, value_dim), np.float32)
     _scale_query(query, scale, asked)
     for page in range(first_page, last_page + 1):
-        begin, end = max(first, page * block_size), min(last + 1, (page + 1) * block_size)
+        begin, count = _visible(page, block_size, first, last)
         coming = table[min(page + 1, last_page)] * block_size
         _fetch(keys, coming * key_stride + head * key_dim, key_stride, block_size, key_dim)
         slot = table[page] * block_size + begin - page * block_size
         at = slot * key_stride + head * key_dim
-        _score(asked, keys, at, key_stride, end - begin, scores, begin - first)
+        _score(asked, keys, at, key_stride, count, scores, begin - first)
     if softcap > 0:
         _cap(scores, last + 1 - first, softcap)
     for g in range(group):
         weight[g] = _weigh(scores, g)
     for page in range(first_page, last_page + 1):
-        begin, end = max(first, page * block_size), min(last + 1, (page + 1) * block_size)
+        begin, count = _visible(page, block_size, first, last)
         coming = table[min(page + 1, last_page)] * block_size
         _fetch(
             values, coming * value_stride + head * value_dim, value_stride, block_size, value_dim
         )
         slot = table[page] * block_size + begin - page * block_size
         at = slot * value_stride + head * value_dim
-        _add_values(scores, begin - first, values, at, value_stride, end - begin, sums)
+        _add_values(scores, begin - first, values, at, value_stride, count, sums)
     _store(sums, weight, out)
 
 
