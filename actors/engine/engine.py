@@ -19,7 +19,7 @@ from actors.engine.exactness import prove_exact, prove_program
 from actors.engine.families import check_family, longest_exact
 from actors.engine.kv_cache import InPlace, KVCache, page_bytes, readable_in_place
 from actors.engine.loader import dtype_name, load_model
-from actors.engine.pace import Pace
+from actors.engine.pace import ThreadPace
 from actors.engine.pool_size import free_bytes, model_len, pool_blocks, within_pool
 from actors.engine.runner import Forward, ModelRunner
 from cluster.batching import Batcher, Progress
@@ -203,9 +203,9 @@ def _in_place(loaded: PreTrainedModel, model: ModelConfig) -> InPlace | None:
     return InPlace.ALL
 
 
-def _pace(loaded: PreTrainedModel, model: ModelConfig) -> Pace | None:
+def _pace(loaded: PreTrainedModel, model: ModelConfig) -> ThreadPace | None:
     """None where nothing is gained, or where how a product is shared out must not change."""
-    return Pace() if loaded.device.type == "cpu" and not model.deterministic else None
+    return ThreadPace() if loaded.device.type == "cpu" and not model.deterministic else None
 
 
 def _check_tokens(assignment: Assignment, vocab_size: int) -> None:

@@ -31,7 +31,7 @@ class _Size:
     means: dict[int, float] = field(default_factory=dict)
 
 
-class Pace:
+class ThreadPace:
     """Suggests a number of threads for each step, and learns what it took."""
 
     def __init__(self) -> None:

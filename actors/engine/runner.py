@@ -19,7 +19,7 @@ from actors.engine.batch import StepBatch, build_batch
 from actors.engine.kernels import use_threads
 from actors.engine.kv_cache import KVCache
 from actors.engine.logprobs import score_prompt
-from actors.engine.pace import Pace
+from actors.engine.pace import ThreadPace
 from actors.engine.sampler import Sampler
 from cluster.messages import TokenLogprob
 from cluster.steps import Chunk, StepPlan, StepResult
@@ -52,7 +52,9 @@ class PagedModel(nn.Module):
 class ModelRunner:
     """A model and its pages. `model` must have passed `families.check_family`."""
 
-    def __init__(self, model: PreTrainedModel, cache: KVCache, pace: Pace | None = None) -> None:
+    def __init__(
+        self, model: PreTrainedModel, cache: KVCache, pace: ThreadPace | None = None
+    ) -> None:
         """Without a `pace` every step is computed by all threads."""
         self._forward: Forward = PagedModel(model)
         self._pace = pace
@@ -83,7 +85,9 @@ class ModelRunner:
     def use(self, forward: Forward) -> None:
         """Compute by `forward` from the next step on; the model is let go."""
         self._forward = forward
-        self._pace = Pace() if self._pace else None  # what was learned was learned of the model
+        self._pace = (
+            ThreadPace() if self._pace else None
+        )  # what was learned was learned of the model
 
     @torch.inference_mode()
     def logits(self, batch: StepBatch, rows: Sequence[int]) -> Tensor:

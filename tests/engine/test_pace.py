@@ -7,12 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
-from actors.engine.pace import TRY_EVERY, Pace
+from actors.engine.pace import TRY_EVERY, ThreadPace
 
 ROWS = 16
 
 
-def drive(pace: Pace, steps: int, seconds: Callable[[int], float], most: int = 8) -> Counter[int]:
+def drive(
+    pace: ThreadPace, steps: int, seconds: Callable[[int], float], most: int = 8
+) -> Counter[int]:
     """How often each number was suggested, if `n` threads take `seconds(n)`."""
     used: Counter[int] = Counter()
     for _ in range(steps):
@@ -25,23 +27,23 @@ def drive(pace: Pace, steps: int, seconds: Callable[[int], float], most: int = 8
 
 @pytest.mark.parametrize("best", [1, 2, 4, 8])
 def test_the_fastest_number_is_used_nearly_always(best: int) -> None:
-    used = drive(Pace(), 1000, lambda threads: 0.02 + 0.01 * abs(threads - best))
+    used = drive(ThreadPace(), 1000, lambda threads: 0.02 + 0.01 * abs(threads - best))
     assert used[best] >= 1000 * (1 - 1 / TRY_EVERY) - 8
 
 
 def test_what_is_tried_is_never_far_from_the_best() -> None:
-    used = drive(Pace(), 1000, lambda threads: 1 / threads, most=64)
+    used = drive(ThreadPace(), 1000, lambda threads: 1 / threads, most=64)
     assert set(used) == {64, 32}
 
 
 def test_a_first_step_that_is_cold_does_not_count() -> None:
-    pace = Pace()
+    pace = ThreadPace()
     pace.note(ROWS, pace.threads(ROWS, 2), 60.0)
     assert drive(pace, 200, lambda threads: 0.1 / threads, most=2)[2] > 180
 
 
 def test_what_becomes_fastest_later_is_found() -> None:
-    pace = Pace()
+    pace = ThreadPace()
     drive(pace, 500, lambda threads: 0.03 / threads)
     drive(pace, 20 * TRY_EVERY, lambda threads: 0.03 * threads)
     used = drive(pace, 500, lambda threads: 0.03 * threads)
@@ -49,7 +51,7 @@ def test_what_becomes_fastest_later_is_found() -> None:
 
 
 def test_one_step_that_was_put_aside_changes_nothing() -> None:
-    pace = Pace()
+    pace = ThreadPace()
     drive(pace, 100, lambda threads: 0.1 / threads)
     pace.note(ROWS, 8, 60.0)
     used = drive(pace, 200, lambda threads: 0.1 / threads)
@@ -57,7 +59,7 @@ def test_one_step_that_was_put_aside_changes_nothing() -> None:
 
 
 def test_sizes_are_learned_apart() -> None:
-    pace = Pace()
+    pace = ThreadPace()
     for _ in range(100):
         for rows, best in ((1, 1), (512, 8)):
             threads = pace.threads(rows, 8)
@@ -67,11 +69,11 @@ def test_sizes_are_learned_apart() -> None:
 
 
 def test_a_share_that_shrinks_is_obeyed_at_once_and_one_that_grows_is_tried() -> None:
-    pace = Pace()
+    pace = ThreadPace()
     drive(pace, 50, lambda threads: 1 / threads, most=4)
     assert set(drive(pace, 50, lambda threads: 1 / threads, most=2)) == {1, 2}
     assert drive(pace, 50, lambda threads: 1 / threads, most=6)[6] > 40
 
 
 def test_a_single_thread_is_no_choice() -> None:
-    assert drive(Pace(), 60, lambda _: 1.0, most=1) == {1: 60}
+    assert drive(ThreadPace(), 60, lambda _: 1.0, most=1) == {1: 60}
