@@ -15,7 +15,7 @@ from actors.engine_thread import Outcome, Snapshot
 from actors.naming import ActorAddress
 from cluster.errors import NotReady
 from cluster.messages import PageHash, ShardRef
-from cluster.reports import HeldRequest, ReportAck, ShardCapacity, ShardReport
+from cluster.reports import NO_PREFILLING, HeldRequest, ReportAck, ShardCapacity, ShardReport
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +62,7 @@ class ReportLedger:
         The scheduler settles an end by what was produced, which no snapshot tells.
         """
         self._free_pages = outcome.stats.free_pages + outcome.stats.cached_pages
+        self._prefilling += outcome.progress.prefilling
         if outcome.snapshot is not None and self._full:
             self._snapshot = outcome.snapshot
             here = {one.request_id for one in outcome.snapshot.held}
@@ -95,6 +96,7 @@ class ReportLedger:
             held=self._held(),
             produced=tuple(self._produced),
             leaving=self._leaving,
+            prefilling=self._prefilling,
         )
         self._full = False if self._snapshot else self._full
         self._snapshot = None
@@ -128,6 +130,7 @@ class ReportLedger:
         self._started: list[str] = []
         self._ended: list[str] = []
         self._produced: list[int] = []
+        self._prefilling = NO_PREFILLING
         # Of a page stored and removed since the last report, only the last word counts.
         self._is_stored: dict[PageHash, bool] = {}
 

@@ -28,7 +28,7 @@ from actors.scheduler_client import SchedulerClient
 from benchmarks.metrics import MS, percentile
 from benchmarks.servers import ROOT
 from cluster.messages import Lease, ShardRef, Submission
-from cluster.reports import ShardCapacity, ShardReport
+from cluster.reports import Prefilling, ShardCapacity, ShardReport
 from cluster.scheduling_config import SchedulingConfig
 
 CLIENTS = 2
@@ -59,6 +59,7 @@ class Played:
             ended=ids,
             full=self.number == 1,
             produced=(64,) * len(ids),
+            prefilling=Prefilling(PROMPT_TOKENS * len(ids), GAP_S),
         )
 
 

@@ -1,47 +1,41 @@
 """Continuous batching for one shard: which tokens of which sequences the next step computes.
 
 A sequence knows some tokens and has KV for a prefix of them; each step lets computed catch up with
-known. Prefill, decode, forks and recompute after preemption are all that one line.
-
-Order is class, within bounds, and then arrival. Sequences one token behind (decodes) go first, then
-longer ones in chunks and waiting ones, while budget, places and pages last. A sequence short of
-pages takes them from the newest of the lowest class behind it, never from one before it nor from
-one that is already in the step; if there is none it stands still for the step. So the first in line
-always moves on, and no work is thrown away that an earlier sequence does not need at once.
-
-Where streams have a target for their pace, prompts of lower classes get no more of a step than lets
-them keep it, as far as the clock has told (`pacing`).
+known. Prefill, decode, forks and recompute after preemption are all that one line. Who is in a step
+is decided in `drafting`, what comes of it in `harvest`.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import partial
 
 from cluster.block_tables import BlockTables, check_room
 from cluster.blocks import BlockPool, page_hashes, root_hash
 from cluster.config import BatchingConfig
+from cluster.drafting import Drafter
 from cluster.drafts import Draft
 from cluster.errors import ContextTooLong, InvalidRequest, LedgerBroken
-from cluster.messages import Assignment, FinishReason, PageHash, TokenDelta, TokenLogprob
-from cluster.pacing import Pace
-from cluster.reports import HeldRequest
+from cluster.harvest import Harvest
+from cluster.messages import Assignment, PageHash, TokenDelta
+from cluster.reports import NO_PREFILLING, HeldRequest, Prefilling
 from cluster.roster import Roster
-from cluster.sequences import LAST, Family, Place, State, Tracked, finish_reason, track
-from cluster.steps import Chunk, StepPlan, StepResult, pair
+from cluster.sequences import track
+from cluster.steps import StepPlan, StepResult
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
     """Ids of the requests whose first delta went out, and of those that ended, oldest first.
 
-    `produced` are the output tokens of each that ended, all its choices together.
+    `produced` are the output tokens of each that ended, all its choices together; `prefilling` is
+    how fast prompts were computed.
     """
 
     started: tuple[str, ...]
     ended: tuple[str, ...]
     produced: tuple[int, ...]
+    prefilling: Prefilling = NO_PREFILLING
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,21 +60,16 @@ class Batcher:
     def __init__(self, pool: BlockPool, config: BatchingConfig, max_model_len: int) -> None:
         check_room(pool, max_model_len)
         self._pool = pool
-        self._tables = BlockTables(pool)
-        self._roster = Roster(self._tables, config.places)
-        self._max_batch_tokens = config.max_batch_tokens
-        self._pace = Pace(config.max_batch_tokens)
-        self._paced: tuple[int, float] = 0, math.inf
+        tables = BlockTables(pool)
+        self._roster = Roster(tables, config.places)
+        reserve = max(1, pool.num_blocks // 100)
+        self._drafter = Drafter(tables, self._roster, config.max_batch_tokens, reserve)
+        self._harvest = Harvest(tables, self._roster, max_model_len)
         self._max_model_len = max_model_len
-        # Left free when one more starts beside others, or their next pages would preempt it.
-        self._reserve = max(1, pool.num_blocks // 100)
         self._arrivals = 0
-        self._started: list[str] = []
-        self._unsettled: list[StepPlan] = []
+        self._unsettled: list[tuple[StepPlan, Draft]] = []
+        self._prefilling = NO_PREFILLING
         self._steps = 0
-        self._tokens_computed = 0
-        self._tokens_sampled = 0
-        self._prefix_hit_tokens = 0
 
     @property
     def has_work(self) -> bool:
@@ -111,21 +100,11 @@ class Batcher:
 
     def plan(self) -> StepPlan | None:
         """The next step, None where there is no work. Where there is, some sequence moves on."""
-        draft = Draft(self._max_batch_tokens, self._pace.allowed)
-        decodes = [one for one in self._roster.running if one.behind == 1]
-        prefills = [one for one in self._roster.running if one.behind > 1]
-        for tracked in decodes:
-            self._draft_chunk(draft, tracked)
-            draft.guard(tracked)
-        for tracked in prefills:
-            self._draft_waiting(draft, before=tracked.order)
-            self._draft_chunk(draft, tracked)
-        self._draft_waiting(draft)
+        draft = self._drafter.draft()
         if not draft.chunks:
             return None
-        plan = StepPlan(tuple(draft.chunks), tuple(draft.copies))
-        self._paced = self._pace.allowed - draft.beside, draft.target_s
-        self._unsettled.append(plan)
+        plan = draft.plan()
+        self._unsettled.append((plan, draft))
         return plan
 
     def settle(
@@ -137,18 +116,14 @@ class Batcher:
 
         Raises LedgerBroken where result and plan, or plan and sequences, do not fit together.
         """
-        if plan not in self._unsettled:
+        unsettled = next((each for each in self._unsettled if each[0] == plan), None)
+        if unsettled is None:
             raise LedgerBroken("a step that was not planned here, or is settled already")
         self._steps += 1
-        deltas: list[TokenDelta] = []
-        for chunk, sampled, scores in pair(plan, result):
-            tracked = self._roster.living(chunk.sequence)
-            if tracked is not None:
-                self._advance(tracked, chunk, scores)
-                deltas += self._deltas(tracked, sampled)
-        self._unsettled.remove(plan)
+        deltas = self._harvest.enter(plan, result)
+        self._unsettled.remove(unsettled)
         if took_s is not None:
-            self._pace.record(*self._paced, took_s)
+            self._time(unsettled[1], took_s)
         return deltas
 
     def held(self) -> tuple[HeldRequest, ...]:
@@ -157,16 +132,16 @@ class Batcher:
 
     def computing(self) -> tuple[str, ...]:
         """Ids of the requests in steps that were planned and are not settled."""
-        chunks = (chunk for plan in self._unsettled for chunk in plan.chunks)
+        chunks = (chunk for plan, _ in self._unsettled for chunk in plan.chunks)
         return tuple(dict.fromkeys(chunk.sequence.request.request_id for chunk in chunks))
 
     def drain_progress(self) -> Progress:
-        """Requests that started and that ended since the last call."""
+        """Requests that started and that ended since the last call, and how fast it went."""
         ended = self._roster.drain_ended()
         ids = tuple(family.request.request_id for family in ended)
-        progress = Progress(tuple(self._started), ids, tuple(family.produced for family in ended))
-        self._started.clear()
-        return progress
+        produced = tuple(family.produced for family in ended)
+        prefilling, self._prefilling = self._prefilling, NO_PREFILLING
+        return Progress(self._harvest.drain_started(), ids, produced, prefilling)
 
     def stats(self) -> BatcherStats:
         living = sum(len(family.members) for family in self._roster.families.values())
@@ -176,14 +151,20 @@ class Batcher:
             waiting=living - running,
             steps=self._steps,
             preemptions=self._roster.preemptions,
-            tokens_computed=self._tokens_computed,
-            tokens_sampled=self._tokens_sampled,
-            prefix_hit_tokens=self._prefix_hit_tokens,
+            tokens_computed=self._harvest.computed,
+            tokens_sampled=self._harvest.sampled,
+            prefix_hit_tokens=self._drafter.hit_tokens,
         )
 
     def verify(self) -> None:
         """Raise LedgerBroken unless lines, states, block tables and the pool agree."""
         self._roster.verify()
+
+    def _time(self, draft: Draft, took_s: float) -> None:
+        """A step in which prompts were held back says nothing of how fast they can be computed."""
+        self._drafter.learn(draft, took_s)
+        if draft.prefill and not draft.held_back:
+            self._prefilling += Prefilling(draft.prefill, took_s)
 
     def _check(self, assignment: Assignment) -> None:
         request = assignment.request
@@ -201,99 +182,3 @@ class Batcher:
         if not self._pool.prefix_caching:
             return ()
         return page_hashes(tokens, self._pool.block_size, salt)
-
-    def _draft_chunk(self, draft: Draft, tracked: Tracked) -> None:
-        """Add what budget and pages allow of it, preempting only if not one token fits."""
-        wanted = min(tracked.behind, draft.room_for(tracked))
-        if not wanted or tracked.state is not State.RUNNING:
-            return
-        while not (count := self._tables.fits(tracked, wanted)):
-            victim = self._roster.victim_behind(tracked, spared=draft.planned)
-            if victim is None:
-                return
-            self._roster.preempt(victim)
-        copy = self._tables.extend(tracked, count)
-        if copy is not None:
-            draft.copies.append(copy)
-        draft.take(tracked, count)
-
-    def _draft_waiting(self, draft: Draft, before: Place = LAST) -> None:
-        """Let waiting sequences in, as far as there are budget, places and pages to spare."""
-        line = self._roster.waiting
-        while line and line[0].order < before and draft.room_for(line[0]):
-            if self._awaits_verdict():
-                return
-            tracked = self._roster.start_next(self._reserve)
-            if tracked is None:
-                return
-            self._count_hits(tracked)
-            self._draft_chunk(draft, tracked)
-
-    def _awaits_verdict(self) -> bool:
-        """Whether the next to start is a suspect, and another one is on trial: a step that fails
-        must not leave two to blame."""
-        line = self._roster.waiting
-        if not line or not line[0].family.on_trial:
-            return False
-        tried = (one.family for one in self._roster.running if one.family.on_trial)
-        return any(family is not line[0].family for family in tried)
-
-    def _count_hits(self, tracked: Tracked) -> None:
-        hits = tracked.sequence.computed
-        self._prefix_hit_tokens += hits
-        if tracked.family.cached_tokens is None:
-            tracked.family.cached_tokens = hits
-
-    def _advance(self, tracked: Tracked, chunk: Chunk, scores: tuple[TokenLogprob, ...]) -> None:
-        sequence, family = tracked.sequence, tracked.family
-        if chunk.start != sequence.computed:
-            raise LedgerBroken(f"chunk from {chunk.start} on, but {sequence.computed} computed")
-        self._tables.advance(tracked, chunk.count)
-        self._tokens_computed += chunk.count
-        if family.scores is not None:
-            family.scores += scores
-
-    def _deltas(self, tracked: Tracked, sampled: TokenLogprob | None) -> list[TokenDelta]:
-        """What clients hear of the step: mostly one token; all ends where no output is wanted."""
-        sequence, family = tracked.sequence, tracked.family
-        if sequence.request.stopping.max_tokens == 0:
-            return self._end_scored(family) if tracked.behind == 0 else []
-        if sequence.computed >= sequence.prompt_len and sequence.choice == family.leader:
-            self._roster.fork_from(tracked)
-        return [self._append(tracked, sampled)] if sampled is not None else []
-
-    def _append(self, tracked: Tracked, sampled: TokenLogprob) -> TokenDelta:
-        tracked.sequence.tokens.append(sampled.token)
-        self._tokens_sampled += 1
-        finish = finish_reason(tracked.sequence, self._max_model_len)
-        delta = self._delta(tracked, (sampled,), finish)
-        if finish is not None:
-            self._roster.end(tracked)
-        return delta
-
-    def _end_scored(self, family: Family) -> list[TokenDelta]:
-        """The prompt is computed and no output is wanted: all choices are alike, and done."""
-        members = list(family.members.values())
-        deltas = [self._delta(one, (), FinishReason.LENGTH) for one in members]
-        for one in members:
-            self._roster.end(one)
-        return deltas
-
-    def _delta(
-        self, tracked: Tracked, sampled: tuple[TokenLogprob, ...], finish: FinishReason | None
-    ) -> TokenDelta:
-        sequence, family = tracked.sequence, tracked.family
-        if not family.started:
-            family.started = True
-            self._started.append(sequence.request.request_id)
-        first = sequence.choice == 0 and sequence.output_len <= 1
-        scores = family.hand_over_scores() if first else ()
-        return TokenDelta(
-            request_id=sequence.request.request_id,
-            choice=sequence.choice,
-            tokens=tuple([one.token for one in sampled]),
-            logprobs=sampled if sequence.request.sampling.logprobs is not None else (),
-            finish=finish,
-            cached_tokens=(family.cached_tokens or 0) if first else 0,
-            prompt_logprobs=scores,
-        )

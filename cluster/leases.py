@@ -95,7 +95,7 @@ class LeaseBook:
         self._grants += 1
         shard.last_grant = self._grants
         self._unclaimed.append((now, lease.request_id))
-        self._enter(shard, LeaseEntry(lease, load, bill, now), now)
+        self._enter(shard, LeaseEntry(lease, load, bill, now))
 
     def move(self, request_id: str, state: LeaseState) -> None:
         """Raises IllegalTransition, and changes nothing, where `TRANSITIONS` has no such move."""
@@ -177,10 +177,10 @@ class LeaseBook:
 
     def _happen(self, shard: ShardBook, report: ShardReport, now: float) -> None:
         self._models[shard.ref.model].changed(shard)
-        computed = shard.prefill_tokens
         for request_id in report.started:
             self._start(shard, request_id, now)
-        shard.measure(computed - shard.prefill_tokens, now)
+        if report.prefilling.tokens:
+            shard.speed.record(report.prefilling.tokens, report.prefilling.seconds)
         for request_id, tokens in zip_longest(report.ended, report.produced):
             if request_id in shard.leases:
                 shard.leases[request_id].output_tokens = tokens
@@ -203,7 +203,7 @@ class LeaseBook:
     def _hold(self, shard: ShardBook, held: HeldRequest, now: float) -> None:
         """Where two shards hold a request, the books follow the one it was last leased to."""
         if held.request_id not in self._entries:
-            self._enter(shard, self._adopted(shard, held, now), now)
+            self._enter(shard, self._adopted(shard, held, now))
         if held.request_id not in shard.leases:
             return
         started = held.computed_tokens >= held.prompt_tokens
@@ -224,9 +224,7 @@ class LeaseBook:
         bill = Bill(held.tenant, held.sla, since=None, pages=shard.pages_of(held.prompt_tokens))
         return LeaseEntry(lease, load, bill, now)
 
-    def _enter(self, shard: ShardBook, entry: LeaseEntry, now: float) -> None:
-        if not shard.prefill_tokens:
-            shard.measured_at = now
+    def _enter(self, shard: ShardBook, entry: LeaseEntry) -> None:
         self._entries[entry.lease.request_id] = entry
         shard.leases[entry.lease.request_id] = entry
         self._hold_for(entry, +1)

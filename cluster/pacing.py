@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 LEAST = 32
 """Tokens that lower classes may always have in a step, so that they move on."""
 
@@ -13,6 +16,33 @@ WEIGHT = 0.2
 
 FADE = 0.99
 """What remains of that mean a step without a bare one: what is not seen again is not believed."""
+
+
+@dataclass(slots=True)
+class Allowance:
+    """The `tokens` that classes below `guarded` may have of one step, and have `used` of them.
+
+    A stream of that class is in the step, and its target is `target_s`; without one all are equal.
+    """
+
+    tokens: int
+    guarded: float = math.inf
+    target_s: float = math.inf
+    used: int = 0
+
+    def guard(self, rank: int, tpot_s: float | None) -> None:
+        """A stream is in the step; of those that have a target, the strictest is kept."""
+        if tpot_s is not None and tpot_s < self.target_s:
+            self.target_s, self.guarded = tpot_s, rank
+
+    @property
+    def left(self) -> int:
+        return self.tokens - self.used
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether it may have held somebody back."""
+        return self.used > 0 and self.left <= 0
 
 
 class Pace:
@@ -33,6 +63,10 @@ class Pace:
     def allowed(self) -> int:
         """Tokens beside streams that have a target."""
         return self._allowed
+
+    def allowance(self) -> Allowance:
+        """Of the next step."""
+        return Allowance(self._allowed)
 
     def record(self, tokens: int, target_s: float, took_s: float) -> None:
         """A step with so many tokens of lower classes, beside streams of this target, is over."""

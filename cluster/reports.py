@@ -30,6 +30,25 @@ class HeldRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefilling:
+    """Prompt tokens computed, and the seconds that the steps took which computed them.
+
+    Steps in which prompts stood back for the pace of streams are left out: what a shard does not
+    do for the sake of others says nothing of how fast it is.
+    """
+
+    tokens: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, other: Prefilling) -> Prefilling:
+        return Prefilling(self.tokens + other.tokens, self.seconds + other.seconds)
+
+
+NO_PREFILLING = Prefilling()
+"""No prompt was computed, or none at full speed."""
+
+
+@dataclass(frozen=True, slots=True)
 class ShardReport:
     """A shard's events since report `number - 1`, oldest first, and where it stands now.
 
@@ -37,8 +56,8 @@ class ShardReport:
     complete, but for what `started` and `ended` since `held` was drawn up. `free_pages` counts
     evictable cached pages too. `started` names requests whose prompt is computed, `ended` those
     whose every choice is over, and `produced` the output tokens of each of these, where the shard
-    counts them. `stored` and `removed` are net: a page is in one of them at most.
-    One that is `leaving` finishes what it holds and takes no more.
+    counts them. `prefilling`: how fast prompts were computed. `stored` and `removed` are net: a
+    page is in one of them at most. One that is `leaving` finishes what it holds and takes no more.
     A report whose ack was lost is sent again with its number, or its successor is full.
     """
 
@@ -54,6 +73,7 @@ class ShardReport:
     held: tuple[HeldRequest, ...] = ()
     produced: tuple[int, ...] = ()
     leaving: bool = False
+    prefilling: Prefilling = NO_PREFILLING
 
 
 @dataclass(frozen=True, slots=True)

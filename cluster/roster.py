@@ -40,21 +40,16 @@ class Roster:
         tracked = family.members.get(sequence.choice) if family else None
         return tracked if tracked is not None and tracked.sequence is sequence else None
 
-    def start_next(self, reserve: int) -> Tracked | None:
-        """Run the first that waits, None without a place, or without pages for it and `reserve`.
-
-        Who does not fit is not overtaken, or it might never fit. Alone, it needs no reserve.
+    def start(self, waiting: Tracked, reserve: int) -> bool:
+        """Run it, unless there is no place, or no pages for it and `reserve`. Alone, it needs no
+        reserve.
         """
         reserve = reserve if self.running else 0
-        if (
-            not self.waiting
-            or not self._has_place()
-            or not self._tables.open(self.waiting[0], reserve)
-        ):
-            return None
-        tracked = self.waiting.pop(0)
-        self._run(tracked)
-        return tracked
+        if not self._has_place() or not self._tables.open(waiting, reserve):
+            return False
+        self.waiting.remove(waiting)
+        self._run(waiting)
+        return True
 
     def fork_from(self, leader: Tracked) -> None:
         """Followers run from the leader's pages while there are places, else wait on their own."""

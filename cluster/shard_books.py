@@ -12,9 +12,6 @@ from cluster.messages import Lease, ShardRef
 from cluster.rates import BusyRate
 from cluster.reports import ShardCapacity
 
-MOMENT_S = 0.001
-"""Shorter than any step: what a report says to have happened took at least so long."""
-
 
 class LeaseState(StrEnum):
     """Where a lease stands; one that is over is no longer in the books."""
@@ -95,7 +92,7 @@ class ShardBook:
     class, the highest first; `sequences` are of all its leases.
     `resync` says that the books doubt themselves and the next report has to be a full one.
     `last_grant` counts the book's grants, so that the smallest is the least recently used.
-    `speed` is that of its prefill, measured while it has some, last at `measured_at`.
+    `speed` is that of its prefill, by its own word.
     `longest` is the most tokens, prompt and output, that one sequence can ever have here.
     One that is `leaving` gets no more leases.
     """
@@ -112,7 +109,6 @@ class ShardBook:
     prefill_by_rank: list[int] = field(default_factory=list)
     promised_pages: int = 0
     sequences: int = 0
-    measured_at: float = 0.0
     speed: BusyRate = field(default_factory=BusyRate)
     leases: dict[str, LeaseEntry] = field(default_factory=dict)
     longest: int = field(init=False)
@@ -134,9 +130,3 @@ class ShardBook:
 
     def pages_of(self, tokens: int) -> int:
         return -(-tokens // self.capacity.block_size)
-
-    def measure(self, computed: int, now: float) -> None:
-        """So many prompt tokens were computed since the last time, or since there were any."""
-        if computed:
-            self.speed.record(computed, max(now - self.measured_at, MOMENT_S))
-            self.measured_at = now

@@ -9,7 +9,7 @@ from actors.reporting import ReportLedger
 from cluster.batching import Progress
 from cluster.blocks import PageEvents
 from cluster.messages import ShardRef
-from cluster.reports import HeldRequest, ReportAck, ShardCapacity
+from cluster.reports import NO_PREFILLING, HeldRequest, Prefilling, ReportAck, ShardCapacity
 from cluster.stats import EngineStats
 
 REF = ShardRef("m/shard-0", "m", "m/shard-0", "life")
@@ -23,9 +23,10 @@ def outcome(
     stored: tuple[bytes, ...] = (),
     removed: tuple[bytes, ...] = (),
     snapshot: Snapshot | None = None,
+    prefilling: Prefilling = NO_PREFILLING,
 ) -> Outcome:
     stats = EngineStats(0, 0, 0, 10, 4, 1, 5, 0, 0, 0, 0, compiled=False)
-    progress = Progress(started, ended, (7,) * len(ended))
+    progress = Progress(started, ended, (7,) * len(ended), prefilling)
     return Outcome((), progress, PageEvents(stored, removed), stats, snapshot)
 
 
@@ -60,6 +61,14 @@ def test_events_of_several_turns_travel_in_one_report_and_once(ledger: ReportLed
     ledger.acknowledged(FINE)
     assert not ledger.has_news
     assert ledger.draft().stored == ()
+
+
+def test_how_fast_prompts_were_computed_is_told_once(ledger: ReportLedger) -> None:
+    ledger.enter(outcome(prefilling=Prefilling(100, 0.5)))
+    ledger.enter(outcome(started=("r",), prefilling=Prefilling(20, 0.25)))
+    assert ledger.draft().prefilling == Prefilling(120, 0.75)
+    ledger.acknowledged(FINE)
+    assert ledger.draft().prefilling == NO_PREFILLING
 
 
 def test_of_a_page_only_the_last_word_counts(ledger: ReportLedger) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cluster.pacing import LEAST, Pace
+from cluster.reports import Prefilling
 from cluster.sequences import OVERTAKERS, place_of
 from tests.cluster.paged_memory import assignment
 from tests.cluster.toy_shard import MakeShard, ToyShard
@@ -80,6 +81,37 @@ def test_beside_a_stream_that_lost_its_pace_prompts_of_lower_classes_get_less_of
     prompts = sum(count for name, count in tokens.items() if count > 1)
     assert prompts <= second
     assert tokens["stream"] == 1
+
+
+def test_who_stands_back_in_line_is_overtaken_by_higher_classes_and_by_nobody_else(
+    make_shard: MakeShard,
+) -> None:
+    shard = make_shard(pages=200, seqs=16, budget=64)
+    with_stream(shard, tpot_s=0.1)
+    for number in range(8):
+        shard.batcher.admit(assignment(f"p{number}", prompt_of(25, number + 1), rank=1))
+    shard.batcher.admit(assignment("a token", (9,), rank=1))
+    slow_step(shard, took_s=0.3)
+    for _ in range(OVERTAKERS + 1):  # so many that batch stands before what comes now
+        shard.batcher.admit(assignment("gone", prompt_of(3, 1)))
+        shard.batcher.cancel("gone")
+    shard.batcher.admit(assignment("chat", prompt_of(6, 50)))
+    prompts = {name: count for name, count in slow_step(shard, took_s=0.1).items() if count > 1}
+    assert prompts == {"p2": 12, "p3": 20, "chat": 6}
+
+
+def test_a_step_that_holds_prompts_back_does_not_tell_how_fast_they_are_computed(
+    make_shard: MakeShard,
+) -> None:
+    shard = make_shard(pages=200, budget=64)
+    with_stream(shard, tpot_s=0.1)
+    shard.batcher.drain_progress()
+    for number in range(4):
+        shard.batcher.admit(assignment(f"p{number}", prompt_of(25, number + 1), rank=1))
+    assert sum(slow_step(shard, took_s=0.3).values()) == 64
+    assert sum(slow_step(shard, took_s=0.1).values()) == 3 + 32
+    assert shard.batcher.drain_progress().prefilling == Prefilling(63, 0.3)
+    assert shard.batcher.drain_progress().prefilling == Prefilling()
 
 
 def test_without_a_target_nobody_stands_back(make_shard: MakeShard) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from cluster.events import Event, Reported, ShardGone, Submitted, Tell, Ticked, Withdrawn
 from cluster.messages import Decision, Lease, Refusal, RefusalKind, ShardRef, Submission
-from cluster.reports import HeldRequest, ShardCapacity, ShardReport
+from cluster.reports import HeldRequest, Prefilling, ShardCapacity, ShardReport
 from cluster.scheduling import SchedulerBrain
 from cluster.scheduling_config import (
     PlacementConfig,
@@ -51,10 +51,10 @@ class Loaded:
         report = ShardReport(REF, self.number, self.capacity, self.capacity.total_pages, **news)  # type: ignore[arg-type]
         return self.handle(Reported(report))
 
-    def end(self, count: int = 1, output: int = 10) -> list[Decision]:
+    def end(self, count: int = 1, output: int = 10, **more: Prefilling) -> list[Decision]:
         """The oldest leases start and end."""
         ids, self.running = tuple(self.running[:count]), self.running[count:]
-        return self.report(started=ids, ended=ids, produced=tuple(output for _ in ids))
+        return self.report(started=ids, ended=ids, produced=tuple(output for _ in ids), **more)
 
     def asked(self, sla: str = "P1", tenant: str = "t", **wishes: object) -> Submission:
         self.count += 1
@@ -336,7 +336,7 @@ def gathering(gather_min_s: float = 0.0) -> Loaded:
     loaded = Loaded(places=1000, gather_min_s=gather_min_s)
     loaded.submit(prompt_tokens=1000)
     loaded.now += 1
-    loaded.end()
+    loaded.end(prefilling=Prefilling(1000, 1.0))
     loaded.submit(prompt_tokens=500)
     while loaded.submit(prompt_tokens=1) is not None:
         loaded.now += 0.005

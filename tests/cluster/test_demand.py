@@ -8,7 +8,7 @@ import pytest
 
 from cluster.events import Reported, Submitted
 from cluster.messages import ShardRef, Submission
-from cluster.reports import ShardCapacity, ShardReport
+from cluster.reports import Prefilling, ShardCapacity, ShardReport
 from cluster.scheduling import SchedulerBrain
 from cluster.scheduling_config import SchedulingConfig, SlaClass, TenantConfig
 from cluster.stats import ModelStats
@@ -35,7 +35,9 @@ def submission(name: str, sla: str = "P1", tenant: str = "t") -> Submission:
     )
 
 
-def report(number: int, **events: tuple[str, ...] | tuple[int, ...] | bool) -> ShardReport:
+def report(
+    number: int, **events: tuple[str, ...] | tuple[int, ...] | bool | Prefilling
+) -> ShardReport:
     return replace(ShardReport(SHARD, number, CAPACITY, free_pages=1000), **events)  # type: ignore[arg-type]
 
 
@@ -87,7 +89,8 @@ def test_classes_without_targets_and_tenants_at_their_limits_are_left_out() -> N
 def test_a_prompt_that_alone_takes_longer_than_its_target_is_left_out() -> None:
     slow = brain()
     slow.handle(Submitted(submission("a")), 0.0)
-    slow.handle(Reported(report(2, started=("a",))), 10.0)  # so it computes ten tokens a second
+    ten_a_second = Prefilling(100, 10.0)
+    slow.handle(Reported(report(2, started=("a",), prefilling=ten_a_second)), 10.0)
     slow.handle(Submitted(submission("b")), 10.0)
     slow.handle(Reported(report(3, started=("b",))), 20.0)
 

@@ -10,7 +10,7 @@ import pytest
 from cluster.errors import IllegalTransition, LedgerBroken
 from cluster.leases import LeaseBook
 from cluster.messages import Lease, Reason, ShardRef
-from cluster.reports import HeldRequest, ShardCapacity, ShardReport
+from cluster.reports import HeldRequest, Prefilling, ShardCapacity, ShardReport
 from cluster.shard_books import OVER, TRANSITIONS, Bill, LeaseState, Load
 
 CAPACITY = ShardCapacity(block_size=16, total_pages=64, max_num_seqs=8, max_model_len=512)
@@ -38,8 +38,9 @@ def report(
     held: tuple[HeldRequest, ...] = (),
     full: bool = False,
     shard: ShardRef = SHARD,
+    **more: Prefilling,
 ) -> ShardReport:
-    return ShardReport(shard, number, CAPACITY, 64, started, ended, full=full, held=held)
+    return ShardReport(shard, number, CAPACITY, 64, started, ended, full=full, held=held, **more)
 
 
 def grant(book: LeaseBook, request_id: str = "a", now: float = 0.0) -> None:
@@ -79,6 +80,15 @@ def test_prompt_and_pages_weigh_until_the_start_and_slots_until_the_end(book: Le
     assert weight(book) == (0, 0, 1)
     book.settle(report(3, ended=("a",)), now=1.0)
     assert weight(book) == (0, 0, 0)
+
+
+def test_how_fast_a_shard_computes_is_its_own_word_however_long_a_prompt_took(
+    book: LeaseBook,
+) -> None:
+    grant(book)
+    book.settle(report(2, started=("a",), prefilling=Prefilling(32, 0.5)), now=1000.0)
+    [shard] = book.shards()
+    assert shard.speed.per_second == 64
 
 
 def test_a_missing_report_is_noticed(book: LeaseBook) -> None:

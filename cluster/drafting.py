@@ -1,0 +1,110 @@
+"""Fills a shard's steps: who is in the next one, with how many tokens, and who has to stand back.
+
+Order is class, within bounds, and then arrival. Sequences one token behind (decodes) go first, then
+longer ones in chunks and waiting ones, while budget, places and pages last. A sequence short of
+pages takes them from the newest of the lowest class behind it, never from one before it nor from
+one that is already in the step; if there is none it stands still for the step. So the first in line
+always moves on, and no work is thrown away that an earlier sequence does not need at once.
+
+Where streams have a target for their pace, prompts of lower classes get no more of a step than lets
+them keep it, as far as the clock has told (`pacing`).
+"""
+
+from __future__ import annotations
+
+import math
+
+from cluster.block_tables import BlockTables
+from cluster.drafts import Draft
+from cluster.pacing import Pace
+from cluster.roster import Roster
+from cluster.sequences import LAST, Place, State, Tracked
+
+
+class Drafter:
+    """Drafts one step after the other, and learns from the clock how much they may hold.
+
+    `reserve` pages are left free when one more starts beside others, or their next pages would
+    preempt it. `hit_tokens` counts what needed no computing.
+    """
+
+    def __init__(
+        self, tables: BlockTables, roster: Roster, max_batch_tokens: int, reserve: int
+    ) -> None:
+        self._tables = tables
+        self._roster = roster
+        self._max_batch_tokens = max_batch_tokens
+        self._pace = Pace(max_batch_tokens)
+        self._reserve = reserve
+        self.hit_tokens = 0
+
+    def draft(self) -> Draft:
+        """The next step; where there is a sequence, one moves on."""
+        draft = Draft(self._max_batch_tokens, self._pace.allowance())
+        decodes = [one for one in self._roster.running if one.behind == 1]
+        prefills = [one for one in self._roster.running if one.behind > 1]
+        for tracked in decodes:
+            self._add(draft, tracked)
+            draft.allowance.guard(tracked.family.rank, tracked.family.tpot_s)
+        for tracked in prefills:
+            self._let_in(draft, before=tracked.order)
+            self._add(draft, tracked)
+        self._let_in(draft)
+        return draft
+
+    def learn(self, draft: Draft, took_s: float) -> None:
+        """The step that was drafted took so long."""
+        self._pace.record(draft.allowance.used, draft.allowance.target_s, took_s)
+
+    def _add(self, draft: Draft, tracked: Tracked) -> None:
+        """Add what budget and pages allow of it, preempting only if not one token fits."""
+        wanted = min(tracked.behind, draft.room_for(tracked))
+        if not wanted or tracked.state is not State.RUNNING:
+            return
+        while not (count := self._tables.fits(tracked, wanted)):
+            victim = self._roster.victim_behind(tracked, spared=draft.planned)
+            if victim is None:
+                return
+            self._roster.preempt(victim)
+        copy = self._tables.extend(tracked, count)
+        if copy is not None:
+            draft.copies.append(copy)
+        draft.take(tracked, count)
+
+    def _let_in(self, draft: Draft, before: Place = LAST) -> None:
+        """Let waiting sequences in, as far as there are budget, places and pages to spare.
+
+        Who lacks a place or pages is not overtaken, or it might never get them.
+        """
+        while (tracked := self._next_in_line(draft, before)) is not None:
+            if not self._roster.start(tracked, self._reserve):
+                return
+            self._count_hits(tracked)
+            self._add(draft, tracked)
+
+    def _next_in_line(self, draft: Draft, before: Place) -> Tracked | None:
+        """The first that waits and may start now; who may not is overtaken by higher classes."""
+        barred = math.inf
+        for one in self._roster.waiting if draft.budget else ():
+            rank = one.family.rank
+            if one.order >= before or not barred:
+                break
+            if rank < barred:
+                if draft.room_for(one) and not self._awaits_verdict(one):
+                    return one
+                barred = rank
+        return None
+
+    def _awaits_verdict(self, waiting: Tracked) -> bool:
+        """Whether it is a suspect, and another one is on trial: a step that fails must not leave
+        two to blame."""
+        if not waiting.family.on_trial:
+            return False
+        tried = (one.family for one in self._roster.running if one.family.on_trial)
+        return any(family is not waiting.family for family in tried)
+
+    def _count_hits(self, tracked: Tracked) -> None:
+        hits = tracked.sequence.computed
+        self.hit_tokens += hits
+        if tracked.family.cached_tokens is None:
+            tracked.family.cached_tokens = hits

@@ -1,0 +1,94 @@
+"""Enters what a step gave into its sequences, and says what their clients hear of it."""
+
+from __future__ import annotations
+
+from cluster.block_tables import BlockTables
+from cluster.errors import LedgerBroken
+from cluster.messages import FinishReason, TokenDelta, TokenLogprob
+from cluster.roster import Roster
+from cluster.sequences import Family, Tracked, finish_reason
+from cluster.steps import Chunk, StepPlan, StepResult, pair
+
+
+class Harvest:
+    """Totals since the start are `computed` and `sampled` tokens."""
+
+    def __init__(self, tables: BlockTables, roster: Roster, max_model_len: int) -> None:
+        self._tables = tables
+        self._roster = roster
+        self._max_model_len = max_model_len
+        self._started: list[str] = []
+        self.computed = 0
+        self.sampled = 0
+
+    def enter(self, plan: StepPlan, result: StepResult) -> list[TokenDelta]:
+        """What the step gave for sequences cancelled meanwhile is dropped.
+
+        Raises LedgerBroken where result and plan, or plan and sequences, do not fit together.
+        """
+        deltas: list[TokenDelta] = []
+        for chunk, sampled, scores in pair(plan, result):
+            tracked = self._roster.living(chunk.sequence)
+            if tracked is not None:
+                self._advance(tracked, chunk, scores)
+                deltas += self._deltas(tracked, sampled)
+        return deltas
+
+    def drain_started(self) -> tuple[str, ...]:
+        """Ids of the requests whose first delta came since the last call."""
+        started, self._started = tuple(self._started), []
+        return started
+
+    def _advance(self, tracked: Tracked, chunk: Chunk, scores: tuple[TokenLogprob, ...]) -> None:
+        sequence, family = tracked.sequence, tracked.family
+        if chunk.start != sequence.computed:
+            raise LedgerBroken(f"chunk from {chunk.start} on, but {sequence.computed} computed")
+        self._tables.advance(tracked, chunk.count)
+        self.computed += chunk.count
+        if family.scores is not None:
+            family.scores += scores
+
+    def _deltas(self, tracked: Tracked, sampled: TokenLogprob | None) -> list[TokenDelta]:
+        """What clients hear of the step: mostly one token; all ends where no output is wanted."""
+        sequence, family = tracked.sequence, tracked.family
+        if sequence.request.stopping.max_tokens == 0:
+            return self._end_scored(family) if tracked.behind == 0 else []
+        if sequence.computed >= sequence.prompt_len and sequence.choice == family.leader:
+            self._roster.fork_from(tracked)
+        return [self._append(tracked, sampled)] if sampled is not None else []
+
+    def _append(self, tracked: Tracked, sampled: TokenLogprob) -> TokenDelta:
+        tracked.sequence.tokens.append(sampled.token)
+        self.sampled += 1
+        finish = finish_reason(tracked.sequence, self._max_model_len)
+        delta = self._delta(tracked, (sampled,), finish)
+        if finish is not None:
+            self._roster.end(tracked)
+        return delta
+
+    def _end_scored(self, family: Family) -> list[TokenDelta]:
+        """The prompt is computed and no output is wanted: all choices are alike, and done."""
+        members = list(family.members.values())
+        deltas = [self._delta(one, (), FinishReason.LENGTH) for one in members]
+        for one in members:
+            self._roster.end(one)
+        return deltas
+
+    def _delta(
+        self, tracked: Tracked, sampled: tuple[TokenLogprob, ...], finish: FinishReason | None
+    ) -> TokenDelta:
+        sequence, family = tracked.sequence, tracked.family
+        if not family.started:
+            family.started = True
+            self._started.append(sequence.request.request_id)
+        first = sequence.choice == 0 and sequence.output_len <= 1
+        scores = family.hand_over_scores() if first else ()
+        return TokenDelta(
+            request_id=sequence.request.request_id,
+            choice=sequence.choice,
+            tokens=tuple([one.token for one in sampled]),
+            logprobs=sampled if sequence.request.sampling.logprobs is not None else (),
+            finish=finish,
+            cached_tokens=(family.cached_tokens or 0) if first else 0,
+            prompt_logprobs=scores,
+        )
