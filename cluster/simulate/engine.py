@@ -8,11 +8,13 @@ it to the Batcher, step for step.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right, insort
 
 from cluster.blocks import BlockPool
 from cluster.errors import LedgerBroken
-from cluster.reports import HeldRequest, ShardCapacity
+from cluster.pacing import Pace
+from cluster.reports import NO_PREFILLING, HeldRequest, Prefilling, ShardCapacity
 from cluster.sequences import LAST, Place, place_of
 from cluster.simulate.costs import Device
 from cluster.simulate.runs import Draft, Outcome, Run, Sequence
@@ -34,6 +36,8 @@ class SimulatedEngine:
         self.preemptions = 0
         self._cost = device.cost
         self._budget = device.max_batch_tokens
+        self._pace = Pace(device.max_batch_tokens)
+        self._prefilling = NO_PREFILLING
         self._places = min(device.max_num_seqs, device.max_batch_tokens)
         self._reserve = max(1, self.pool.num_blocks // 100)
         self._page = page_tokens
@@ -48,18 +52,21 @@ class SimulatedEngine:
             for one in (*self._running, *self._waiting)
         )
 
-    def admit(self, offered: Offered, rank: int = 0) -> None:
-        """Take a request in, with so many classes above its own; it joins a later step."""
+    def admit(self, offered: Offered, rank: int = 0, tpot_s: float | None = None) -> None:
+        """Take a request in, with so many classes above its own and a pace that is promised it; it
+        joins a later step.
+        """
         prompt = offered.submission.prompt_tokens
         hashes = list(offered.submission.page_hashes)
         final = prompt + offered.output_tokens
         place = place_of(self._arrivals, rank, 0)
-        insort(self._waiting, Sequence(offered, place, rank, prompt, final, hashes), key=_order)
+        one = Sequence(offered, place, rank, tpot_s, prompt, final, hashes)
+        insort(self._waiting, one, key=_order)
         self._arrivals += 1
 
     def begin(self, now: float) -> Run | None:
         """Plan the next steps up to the first that differs; None where there is no work."""
-        draft = Draft(self._budget)
+        draft = Draft(self._budget, self._pace.allowance())
         decodes = [one for one in self._running if one.behind == 1]
         prefills = [one for one in self._running if one.behind > 1]
         for one in decodes:
@@ -67,6 +74,7 @@ class SimulatedEngine:
                 draft.add(one, 1)
             else:
                 self._draft_chunk(draft, one)
+            draft.allowance.guard(one.rank, one.tpot_s)
         for one in prefills:
             self._draft_waiting(draft, one.order)
             self._draft_chunk(draft, one)
@@ -77,7 +85,7 @@ class SimulatedEngine:
     def shorten(self, now: float) -> None:
         """Somebody came: where the next step has tokens left, the run ends with this one."""
         run = self.run
-        if run is not None and not run.chunks:
+        if run is not None and not run.draft.chunks:
             run.steps = min(run.steps, run.steps_until(now))
 
     def finish(self) -> Outcome:
@@ -86,16 +94,22 @@ class SimulatedEngine:
         outcome = Outcome()
         if run is not None:
             steps = run.steps
-            for one in run.decodes:
+            self._learn(run)
+            for one in run.draft.decodes:
                 if one.started and one.room > steps < one.final - one.known:
                     one.computed += steps
                     one.known += steps
                     one.room -= steps
                 else:
                     self._advance(one, steps, outcome)
-            for one, count in run.chunks:
+            for one, count in run.draft.chunks:
                 self._advance(one, steps * count, outcome)
         return outcome
+
+    def drain_prefilling(self) -> Prefilling:
+        """How fast prompts were computed since the last call."""
+        prefilling, self._prefilling = self._prefilling, NO_PREFILLING
+        return prefilling
 
     def verify(self) -> None:
         """Raises LedgerBroken unless the pages in use are those of running sequences."""
@@ -103,13 +117,33 @@ class SimulatedEngine:
         if any(one.blocks or one.running for one in self._waiting):
             raise LedgerBroken("a waiting sequence holds pages")
 
+    def _learn(self, run: Run) -> None:
+        """Step by step, as the Batcher does: the allowance follows each."""
+        draft, allowance = run.draft, run.draft.allowance
+        for took_s in run.times():
+            self._pace.record(allowance.used, allowance.target_s, took_s)
+        if draft.chunks and not draft.held_back:
+            tokens = run.steps * draft.prefill
+            self._prefilling += Prefilling(tokens, run.end_s - run.start_s)
+
     def _draft_waiting(self, draft: Draft, before: Place) -> None:
-        while draft.budget and (started := self._start_next(before)):
-            self._draft_chunk(draft, started)
+        while (one := self._next_in_line(draft, before)) is not None and self._start(one):
+            self._draft_chunk(draft, one)
+
+    def _next_in_line(self, draft: Draft, before: Place) -> Sequence | None:
+        barred = math.inf
+        for one in self._waiting if draft.budget else ():
+            if one.order >= before or not barred:
+                break
+            if one.rank < barred:
+                if draft.room_for(one):
+                    return one
+                barred = one.rank
+        return None
 
     def _draft_chunk(self, draft: Draft, one: Sequence) -> None:
         """What budget and pages allow, preempting only where not one token fits."""
-        wanted = min(one.behind, draft.budget)
+        wanted = min(one.behind, draft.room_for(one))
         if not wanted or not one.running:
             return
         while not (count := self._fits(one, wanted)):
@@ -149,33 +183,31 @@ class SimulatedEngine:
         self.pool.release(one.blocks)
         one.blocks, one.room = [], 0
 
-    def _start_next(self, before: Place) -> Sequence | None:
-        """Run the first that waits, if there are a place, its pages and, beside others, spare."""
-        if not self._waiting or len(self._running) >= self._places:
-            return None
-        one = self._waiting[0]
-        if one.order >= before:
-            return None
+    def _start(self, one: Sequence) -> bool:
+        """Run one that waits, if there are a place, its pages and, beside others, spare."""
+        if len(self._running) >= self._places:
+            return False
         reserve = self._reserve if self._running else 0
         prefix = self.pool.match(one.hashes[: (one.known - 1) // self._page])
         missing = -(-one.known // self._page) - len(prefix)
         if self.pool.available - self.pool.unreferenced(prefix) < missing + reserve:
-            return None
+            return False
         self.pool.take(prefix)
         one.blocks, one.computed, one.running = prefix, len(prefix) * self._page, True
         one.cached = one.computed if one.cached is None else one.cached
-        insort(self._running, self._waiting.pop(0), key=_order)
-        return one
+        self._waiting.remove(one)
+        insort(self._running, one, key=_order)
+        return True
 
     def _priced(self, draft: Draft, now: float) -> Run:
         steps = self._alike_steps(draft) if draft.alike else 1
-        prefill = sum(count for _, count in draft.chunks)
+        prefill = draft.prefill
         pairs = sum(count * (one.computed + (count + 1) / 2) for one, count in draft.chunks)
         decodes, context = len(draft.decodes), sum([one.known for one in draft.decodes])
         first_s = self._cost.step_s(prefill, pairs, decodes, context)
         # Each decode reads one token more in the next step, each prompt token one chunk more.
         next_s = self._cost.step_s(prefill, pairs + prefill * prefill, decodes, context + decodes)
-        return Run(now, draft.decodes, draft.chunks, steps, first_s, next_s - first_s)
+        return Run(now, draft, steps, first_s, next_s - first_s)
 
     def _alike_steps(self, draft: Draft) -> int:
         """How many steps nobody ends, needs a page, or leaves tokens for somebody else.

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from cluster.messages import PageHash
+from cluster.pacing import Allowance
 from cluster.sequences import Place
 from cluster.simulate.workload import Offered
 
@@ -21,6 +22,7 @@ class Sequence:
     offered: Offered
     order: Place
     rank: int
+    tpot_s: float | None
     known: int
     final: int
     hashes: list[PageHash]
@@ -47,6 +49,50 @@ class Sequence:
 
 
 @dataclass(slots=True, eq=False)
+class Draft:
+    """A run in the making; `budget` is how many tokens its steps may still hold, and of these
+    prompts of lower classes their `allowance`.
+
+    It is `alike` as long as the next step could be the same as this one.
+    """
+
+    budget: int
+    allowance: Allowance
+    decodes: list[Sequence] = field(default_factory=list)
+    chunks: list[tuple[Sequence, int]] = field(default_factory=list)
+    alike: bool = True
+
+    @property
+    def prefill(self) -> int:
+        """Prompt tokens of a step."""
+        return sum([count for _, count in self.chunks])
+
+    @property
+    def held_back(self) -> bool:
+        """Whether there was room for prompts, and their class was not to have it."""
+        return self.budget > 0 and self.allowance.is_spent
+
+    def room_for(self, one: Sequence) -> int:
+        """Tokens that it may have."""
+        if one.rank > self.allowance.guarded and one.behind > 1:
+            return min(self.budget, self.allowance.left)
+        return self.budget
+
+    def add(self, one: Sequence, count: int) -> None:
+        self.budget -= count
+        if one.behind == 1:
+            self.decodes.append(one)
+            self.alike &= one.started
+            return
+        if one.rank > self.allowance.guarded:
+            self.allowance.used += count
+        self.chunks.append((one, count))
+
+    def holds(self, one: Sequence) -> bool:
+        return one in self.decodes or any(one is other for other, _ in self.chunks)
+
+
+@dataclass(slots=True, eq=False)
 class Run:
     """`steps` steps alike: in each, `decodes` take a token and `chunks` their count of tokens.
 
@@ -54,8 +100,7 @@ class Run:
     """
 
     start_s: float
-    decodes: list[Sequence]
-    chunks: list[tuple[Sequence, int]]
+    draft: Draft
     steps: int
     first_s: float
     growth_s: float
@@ -65,36 +110,16 @@ class Run:
         grown = self.growth_s * self.steps * (self.steps - 1) / 2
         return self.start_s + self.first_s * self.steps + grown
 
+    def times(self) -> list[float]:
+        """Seconds of each step."""
+        return [self.first_s + step * self.growth_s for step in range(self.steps)]
+
     def steps_until(self, now: float) -> int:
         """How many steps it takes to reach `now`: the root of the sum of the series, rounded up."""
         wait, half = now - self.start_s, self.growth_s / 2
         slope = self.first_s - half
         root = 2 * wait / (slope + math.sqrt(slope * slope + 4 * half * wait))
         return max(1, math.ceil(root - 1e-9))
-
-
-@dataclass(slots=True, eq=False)
-class Draft:
-    """A run in the making; `budget` is how many tokens its steps may still hold.
-
-    It is `alike` as long as the next step could be the same as this one.
-    """
-
-    budget: int
-    decodes: list[Sequence] = field(default_factory=list)
-    chunks: list[tuple[Sequence, int]] = field(default_factory=list)
-    alike: bool = True
-
-    def add(self, one: Sequence, count: int) -> None:
-        self.budget -= count
-        if one.known - one.computed == 1:
-            self.decodes.append(one)
-            self.alike &= one.started
-        else:
-            self.chunks.append((one, count))
-
-    def holds(self, one: Sequence) -> bool:
-        return one in self.decodes or any(one is other for other, _ in self.chunks)
 
 
 @dataclass(slots=True, eq=False)

@@ -54,6 +54,7 @@ class SimulatedShard:
             full=self._full,
             held=self.engine.held() if self._full else (),
             produced=tuple(self._produced),
+            prefilling=self.engine.drain_prefilling(),
         )
         self._full, self.reported_at, self.is_reporting = False, now, False
         self._started.clear()

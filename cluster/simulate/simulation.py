@@ -196,7 +196,7 @@ class Simulation:
 
     def _assign(self, lease: Lease) -> None:
         shard = self._shards[lease.shard.shard]
-        shard.engine.admit(self.stories[lease.request_id].offered, lease.rank)
+        shard.engine.admit(self.stories[lease.request_id].offered, lease.rank, lease.tpot_s)
         run = shard.engine.run
         if run is None:
             self._begin(shard)

@@ -13,6 +13,7 @@ from cluster.batching import Batcher
 from cluster.blocks import BlockPool, page_hashes
 from cluster.config import BatchingConfig
 from cluster.messages import Submission
+from cluster.reports import NO_PREFILLING, Prefilling
 from cluster.simulate.costs import Device, StepCost
 from cluster.simulate.engine import SimulatedEngine
 from cluster.simulate.workload import MODEL, ROUTER, Offered
@@ -32,6 +33,7 @@ class Job:
     own: int
     output: int
     rank: int = 0
+    tpot_s: float | None = None
 
     def prompt(self, number: int) -> tuple[int, ...]:
         common = tuple(position * position % 11 for position in range(self.shared))
@@ -50,6 +52,8 @@ jobs = st.lists(
         own=st.integers(1, 20),
         output=st.integers(1, 24),
         rank=st.integers(0, 2),
+        # Two below what steps take, so that prompts of lower classes are held back.
+        tpot_s=st.sampled_from([None, 0.012, 0.025, 9.0]),
     ),
     min_size=3,
     max_size=12,
@@ -83,11 +87,12 @@ def real(work: list[Job], pages: int, seqs: int, budget: int) -> Times:
             now = max(now, todo[0][0])
         while todo and todo[0][0] <= now:
             _, name, job, prompt = todo.pop(0)
-            batcher.admit(assignment(name, prompt, job.output, rank=job.rank))
+            batcher.admit(assignment(name, prompt, job.output, rank=job.rank, tpot_s=job.tpot_s))
         plan = batcher.plan()
         assert plan is not None
-        now += step_s(plan)
-        for delta in batcher.settle(plan, memory.compute(plan)):
+        took_s = step_s(plan)
+        now += took_s
+        for delta in batcher.settle(plan, memory.compute(plan), took_s):
             first, _, cached = times.get(delta.request_id, (now, now, delta.cached_tokens))
             times[delta.request_id] = first, now, cached
     return times
@@ -101,7 +106,7 @@ def on_paper(work: list[Job], pages: int, seqs: int, budget: int) -> Times:
     while todo or engine.run:
         if engine.run is None or (todo and todo[0][0] <= engine.run.end_s):
             now, name, job, prompt = todo.pop(0)
-            engine.admit(offered(name, prompt, job.output), job.rank)
+            engine.admit(offered(name, prompt, job.output), job.rank, job.tpot_s)
             engine.shorten(now)
             # All that come at the same moment join the same step.
             if engine.run is None and not (todo and todo[0][0] == now):
@@ -145,3 +150,45 @@ def test_short_of_pages_it_evicts_and_preempts_as_the_batcher_does(
     assert on_paper(work, pages, seqs, budget) == {
         name: pytest.approx(times, abs=1e-9) for name, times in expected.items()
     }
+
+
+long_jobs = st.lists(
+    st.builds(
+        Job,
+        gap_s=st.sampled_from([0.0, 0.00123, 0.0371]),
+        shared=st.integers(0, 16),
+        own=st.integers(1, 150),
+        output=st.integers(1, 40),
+        rank=st.integers(0, 2),
+        tpot_s=st.sampled_from([None, 0.012, 0.025, 0.08]),
+    ),
+    min_size=3,
+    max_size=12,
+)
+
+
+@settings(deadline=None)
+@given(work=long_jobs, seqs=st.integers(2, 8), budget=st.integers(40, 120))
+def test_beside_streams_that_are_promised_a_pace_it_holds_prompts_back_as_the_batcher_does(
+    work: list[Job], seqs: int, budget: int
+) -> None:
+    expected = real(work, 1000, seqs, budget)
+
+    assert on_paper(work, 1000, seqs, budget) == {
+        name: pytest.approx(times, abs=1e-9) for name, times in expected.items()
+    }
+
+
+def test_a_step_that_holds_prompts_back_says_nothing_of_the_shards_speed() -> None:
+    engine = SimulatedEngine(Device(COST, 4000, 8, 100), PAGE)
+
+    def speed(now: float) -> Prefilling:
+        engine.begin(now)
+        engine.finish()
+        return engine.drain_prefilling()
+
+    engine.admit(offered("stream", (1, 2, 3), 30), 0, 0.02)
+    speed(0.0)
+    engine.admit(offered("batch", tuple(range(300)), 2), 2)
+    assert speed(1.0).tokens == 99
+    assert speed(2.0) == NO_PREFILLING
