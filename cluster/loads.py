@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
 from cluster.errors import LedgerBroken
+from cluster.orders import Order
 from cluster.scheduling_config import PlacementConfig
 from cluster.shard_books import ShardBook
 
@@ -40,10 +42,9 @@ class ShardView(NamedTuple):
     longest: int
     block_size: int
 
-    @property
-    def takes_more(self) -> bool:
-        """Whether any newcomer without a cached prefix could have room."""
-        return self.places > 0 and self.pages > 1 and self.window_of(0) > 0
+    def takes_more(self, rank: int) -> bool:
+        """Whether any newcomer of that class without a cached prefix could have room."""
+        return self.places > 0 and self.pages > 1 and self.window_of(rank) > 0
 
     def window_of(self, rank: int) -> float:
         """The window of a class: the prompts of those below it do not stand in its way."""
@@ -58,22 +59,20 @@ RoomKey = tuple[int, int, str]
 
 
 class ModelShards:
-    """The shards of one model, and of those that take more, two orders: by load, and by room.
+    """The shards of one model, and for each class, of those that take more of it, two orders: by
+    load, and by room.
 
     A placement looks at a few from the head of each, so that it costs the same with a thousand
-    shards as with ten. A shard whose load changed is noted and put in its place before the next
-    look, so that a report with many events moves it once.
+    shards as with ten. A shard that is open to chats alone stands in no lower class's way.
     """
 
     def __init__(self, config: PlacementConfig) -> None:
         self._config = config
         self._shards: dict[str, ShardBook] = {}
         self._views: dict[str, ShardView] = {}
-        self._by_load: list[ShardView] = []
-        self._by_room: list[RoomKey] = []
-        self._rooms: dict[str, RoomKey] = {}
+        self._by_load: dict[int, Order[ShardView]] = {}
+        self._by_room: dict[int, Order[RoomKey]] = {}
         self._changed: set[str] = set()
-        self._moved: set[str] = set()
         self.longest = 0
         self.block_size = 0
         self.places = 0
@@ -113,50 +112,54 @@ class ModelShards:
         """
         return [self._views[name] for name in names if name in self._views]
 
-    def least_loaded(self, count: int) -> list[ShardView]:
-        """Of those that take more, the cheapest for a newcomer without a prefix first."""
-        return self._by_load[:count]
+    def least_loaded(self, count: int, rank: int) -> list[ShardView]:
+        """Of those that take more of a class, as of the last `refresh`, the cheapest for a newcomer
+        without a prefix first.
+        """
+        order = self._by_load.get(rank)
+        if order is None:
+            order = self._by_load[rank] = Order(partial(self._load_key, rank), self._views)
+        return order.sorted()[:count]
 
     def wait_s(self) -> float:
         """How long a newcomer without a prefix waits for the prompts in front of it, at least."""
         self.refresh()
-        return self._by_load[0].wait_s if self._by_load else 0.0
+        first = self.least_loaded(1, rank=0)
+        return first[0].wait_s if first else 0.0
 
-    def roomiest(self, places: int) -> Iterator[ShardView]:
-        """Of those that take more and offer so many places: for each number of places the one with
-        most pages. Seldom asked for, and never more than a shard has places.
+    def roomiest(self, places: int, rank: int) -> Iterator[ShardView]:
+        """Of those that take more of a class and offer so many places: for each number of places
+        the one with most pages. Seldom asked for, and never more than a shard has places.
         """
-        self._sort_rooms()
-        at = 0
-        while at < len(self._by_room) and -self._by_room[at][0] >= places:
-            offered, _, name = self._by_room[at]
+        order = self._by_room.get(rank)
+        if order is None:
+            order = self._by_room[rank] = Order(partial(self._room_key, rank), self._views)
+        keys, at = order.sorted(), 0
+        while at < len(keys) and -keys[at][0] >= places:
+            offered, _, name = keys[at]
             yield self._views[name]
-            at = bisect_left(self._by_room, (offered + 1,), lo=at)
+            at = bisect_left(keys, (offered + 1,), lo=at)
 
     def refresh(self) -> None:
         """Work out afresh what changed."""
         for name in self._changed:
-            old = self._views.pop(name, None)
-            if old is not None and old.takes_more:
-                del self._by_load[bisect_left(self._by_load, old)]
-            if name in self._shards:
-                new = self._views[name] = self._look(self._shards[name])
-                if new.takes_more:
-                    insort(self._by_load, new)
-        self._moved |= self._changed
+            shard = self._shards.get(name)
+            if shard is None:
+                self._views.pop(name, None)
+            else:
+                self._views[name] = self._look(shard)
+        for orders in (self._by_load, self._by_room):
+            for order in orders.values():
+                order.note(self._changed)
         self._changed.clear()
 
-    def _sort_rooms(self) -> None:
-        """Bring the order by room up to date with the views."""
-        for name in self._moved:
-            old = self._rooms.pop(name, None)
-            if old is not None:
-                del self._by_room[bisect_left(self._by_room, old)]
-            view = self._views.get(name)
-            if view is not None and view.takes_more:
-                self._rooms[name] = view.room_key
-                insort(self._by_room, view.room_key)
-        self._moved.clear()
+    def _load_key(self, rank: int, name: str) -> ShardView | None:
+        view = self._views.get(name)
+        return view if view is not None and view.takes_more(rank) else None
+
+    def _room_key(self, rank: int, name: str) -> RoomKey | None:
+        view = self._load_key(rank, name)
+        return None if view is None else view.room_key
 
     def _look(self, shard: ShardBook) -> ShardView:
         used = 1.0 - shard.unpromised / shard.capacity.total_pages
@@ -195,15 +198,10 @@ class ModelShards:
     def verify(self) -> None:
         """Raises LedgerBroken where a view, an order or the sum of places is not up to date."""
         self.refresh()
-        self._sort_rooms()
-        views = {name: self._look(shard) for name, shard in self._shards.items()}
-        takers = [view for view in views.values() if view.takes_more]
-        if views != self._views:
+        if self._views != {name: self._look(shard) for name, shard in self._shards.items()}:
             raise LedgerBroken("loads: a shard changed without notice")
-        if self._by_load != sorted(takers):
-            raise LedgerBroken(f"loads: {len(takers)} take more, not in order of load")
-        if self._by_room != sorted(view.room_key for view in takers):
-            raise LedgerBroken(f"loads: {len(takers)} take more, not in order of room")
+        for order in (*self._by_load.values(), *self._by_room.values()):
+            order.verify(self._views)
         taken = sum(shard.sequences for shard in self._shards.values())
         if not taken == self.taken == self.taken_by.total():
             raise LedgerBroken(f"loads: {self.taken} places kept as taken, {taken} counted")

@@ -99,7 +99,10 @@ class Placer:
 
         Where one of the least loaded holds all that anybody holds, no other holder is worth a look.
         """
-        held = [(view, match.pages_of(view.name)) for view in model.least_loaded(LEAST_LOADED)]
+        held = [
+            (view, match.pages_of(view.name))
+            for view in model.least_loaded(LEAST_LOADED, wish.rank)
+        ]
         if match.depth and all(pages < match.depth for _, pages in held):
             known = {view.name for view, _ in held}
             holders = model.among(match.deepest(HOLDERS, self._turn))
@@ -110,7 +113,7 @@ class Placer:
 
     def _any_with_room(self, wish: Wish, model: ModelShards, match: Match) -> list[Option]:
         """One with room, where none of those worth a look has any."""
-        for view in model.roomiest(wish.submission.choices):
+        for view in model.roomiest(wish.submission.choices, wish.rank):
             option = self._option(wish, view, match.pages_of(view.name))
             if option:
                 return [option]

@@ -24,7 +24,7 @@ LEASED = LeaseEntry(
 PAGES = tuple(bytes([n]) * 16 for n in range(6))
 
 
-def book(name: str, **state: int) -> ShardBook:
+def book(name: str, **state: object) -> ShardBook:
     """A shard of 64 pages of 16 tokens, with 4 slots and a context of 512."""
     capacity = ShardCapacity(block_size=16, total_pages=64, max_num_seqs=4, max_model_len=512)
     shard = ShardBook(ShardRef(name, "m", name, "1"), capacity, 64, 1, 0.0)
@@ -38,12 +38,13 @@ def placed(
     *shards: ShardBook,
     index: PrefixIndex | None = None,
     config: PlacementConfig = CONFIG,
+    rank: int = 0,
 ) -> Placement | None:
     model = ModelShards(config)
     for shard in shards:
         model.add(shard)
     match = (index or PrefixIndex(100)).match(submission.page_hashes)
-    return Placer(config).place(submission, model, match)
+    return Placer(config).place(submission, model, match, rank)
 
 
 def asking(
@@ -192,19 +193,38 @@ LOADS = st.fixed_dictionaries(
 )
 
 
-@given(loads=st.lists(LOADS, max_size=30), prompt=st.integers(1, 400), choices=st.integers(1, 3))
+@given(
+    loads=st.lists(LOADS, max_size=30),
+    prompt=st.integers(1, 400),
+    choices=st.integers(1, 3),
+    rank=st.integers(0, 2),
+)
 @settings(derandomize=True, deadline=None)
 def test_whoever_fits_anywhere_is_placed_where_it_fits(
-    loads: list[dict[str, int]], prompt: int, choices: int
+    loads: list[dict[str, int]], prompt: int, choices: int, rank: int
 ) -> None:
     shards = [book(f"s{n}", **load) for n, load in enumerate(loads)]
-    for shard in shards:
+    for number, shard in enumerate(shards):
         shard.leases["other"] = LEASED
+        shard.prefill_by_rank = [0] * (number % 3) + [shard.prefill_tokens]
     asked = asking(prompt_tokens=prompt, choices=choices)
-    alone = [shard for shard in shards if placed(asked, shard) is not None]
-    placement = placed(asked, *shards)
+    alone = [shard for shard in shards if placed(asked, shard, rank=rank) is not None]
+    placement = placed(asked, *shards, rank=rank)
     assert (placement is None) == (not alone)
     assert placement is None or placement.shard in alone
+
+
+def test_a_shard_with_room_for_batch_is_found_behind_those_that_have_room_for_chats_alone() -> None:
+    chats_alone = [
+        book(f"c{n}", prefill_tokens=120, prefill_by_rank=[0, 0, 120], sequences=sequences)
+        for n, sequences in enumerate((1, 1, 1, 3))
+    ]
+    open_to_all = book("open", sequences=3, free_pages=40)
+    for shard in (*chats_alone, open_to_all):
+        shard.leases["other"] = LEASED
+    shards, narrow = (*chats_alone, open_to_all), PlacementConfig(prefill_window_tokens=100)
+    assert name_of(placed(asking(), *shards, config=narrow, rank=2)) == "open"
+    assert name_of(placed(asking(), *shards, config=narrow, rank=0)) == "c0"
 
 
 @given(moves=st.lists(st.tuples(st.integers(0, 9), LOADS), max_size=40))
@@ -225,6 +245,11 @@ def test_the_orders_stay_sorted_as_loads_change(moves: list[tuple[int, dict[str,
         model.changed(shard, load["sequences"] - shard.sequences)
         for field, value in load.items():
             setattr(shard, field, value)
+        shard.prefill_by_rank = [0] * (number % 3) + [shard.prefill_tokens]
+        model.refresh()
+        for rank in range(number % 4):
+            model.least_loaded(3, rank)
+            list(model.roomiest(1, rank))
         model.verify()
 
 
@@ -238,4 +263,4 @@ def test_looking_for_room_for_many_choices_takes_as_many_looks_however_many_shar
         shard.leases["other"] = LEASED
         model.add(shard)
     model.refresh()
-    assert [view.places for view in model.roomiest(2)] == [3, 2]
+    assert [view.places for view in model.roomiest(2, rank=0)] == [3, 2]
