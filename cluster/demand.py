@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from cluster.books import Books
@@ -34,8 +34,8 @@ class Demand:
         self._classes = {sla.name: sla for sla in classes}
         self._granted: Counter[str] = Counter()
         self._in_vain: Counter[str] = Counter()
-        self._delay: dict[str, RecentSeconds] = {}
-        self._tpot: dict[str, RecentSeconds] = {}
+        self._delay: defaultdict[str, RecentSeconds] = defaultdict(_recent)
+        self._tpot: defaultdict[str, RecentSeconds] = defaultdict(_recent)
 
     def granted(self, model: str) -> None:
         self._granted[model] += 1
@@ -51,12 +51,12 @@ class Demand:
         if bill.alone_s < sla.ttft_s:
             waited_s = max(now - bill.since - bill.alone_s, 0.0)
             allowed_s = max(sla.ttft_s - bill.alone_s, sla.ttft_s / 2)
-            _record(self._delay, model, waited_s / allowed_s, now)
+            self._delay[model].record(waited_s / allowed_s, now)
 
     def ended(self, model: str, bill: Bill, tpot_s: float, now: float) -> None:
         sla = self._classes.get(bill.sla)
         if sla is not None and sla.tpot_s is not None:
-            _record(self._tpot, model, tpot_s / sla.tpot_s, now)
+            self._tpot[model].record(tpot_s / sla.tpot_s, now)
 
     def stats(self, books: Books, now: float) -> dict[str, ModelStats]:
         """Of every model that has shards or was asked for."""
@@ -65,7 +65,7 @@ class Demand:
         return {model: self._of(model, books, now) for model in sorted(models)}
 
     def _of(self, model: str, books: Books, now: float) -> ModelStats:
-        shards, nothing = books.leases.serving(model), RecentSeconds(SPAN_S)
+        shards, nothing = books.leases.serving(model), _recent()
         return ModelStats(
             shards=len(staying(shards)),
             queued=books.queues.depth(model),
@@ -97,5 +97,5 @@ def staying(shards: ModelShards) -> list[ShardBook]:
     return [one for one in shards.shards.values() if not one.leaving]
 
 
-def _record(into: dict[str, RecentSeconds], model: str, share: float, now: float) -> None:
-    into.setdefault(model, RecentSeconds(SPAN_S)).record(share, now)
+def _recent() -> RecentSeconds:
+    return RecentSeconds(SPAN_S)

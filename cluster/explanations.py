@@ -44,8 +44,8 @@ class DecisionLog:
     def record(self, decision: Decision, now: float) -> None:
         """The latest of a request is the one that counts, whichever attempt it was for."""
         request_id = original_id(decision.request_id)
-        self._decided.pop(request_id, None)
         self._decided[request_id] = decision, now
+        self._decided.move_to_end(request_id)
         if len(self._decided) > self._max_decisions:
             self._decided.popitem(last=False)
 

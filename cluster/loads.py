@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,9 +24,8 @@ class ShardView(NamedTuple):
     `outstanding` is the work in front of and beside a newcomer, in tokens; `price` what a prompt
     token costs here; `places` and `pages` are what nobody has a lease on; `window` is how many
     prompt tokens may still be leased ahead of what the shard computes, negative where too many are,
-    and `behind` those of them that each class goes before, the highest first;
-    `wait_s` is how long those that are leased take it, as far as its speed is known. By the first
-    three fields views are in order of load.
+    and `behind` those of them that each class goes before, the highest first. By the first three
+    fields views are in order of load.
     """
 
     outstanding: float
@@ -38,9 +36,7 @@ class ShardView(NamedTuple):
     pages: int
     window: float
     behind: tuple[int, ...]
-    wait_s: float
-    longest: int
-    block_size: int
+    book: ShardBook
 
     def takes_more(self, rank: int) -> bool:
         """Whether any newcomer of that class without a cached prefix could have room."""
@@ -125,7 +121,7 @@ class ModelShards:
         """How long a newcomer without a prefix waits for the prompts in front of it, at least."""
         self.refresh()
         first = self.least_loaded(1, rank=0)
-        return first[0].wait_s if first else 0.0
+        return first[0].book.wait_s if first else 0.0
 
     def roomiest(self, places: int, rank: int) -> Iterator[ShardView]:
         """Of those that take more of a class and offer so many places: for each number of places
@@ -162,21 +158,19 @@ class ModelShards:
         return None if view is None else view.room_key
 
     def _look(self, shard: ShardBook) -> ShardView:
-        used = 1.0 - shard.unpromised / shard.capacity.total_pages
-        idle = not shard.leases
+        unpromised, idle = shard.unpromised, not shard.leases
+        used = 1.0 - unpromised / shard.capacity.total_pages
         places = ENDLESS if idle else shard.capacity.max_num_seqs - shard.sequences
         return ShardView(
-            outstanding=shard.prefill_tokens + self._config.decode_tokens * shard.sequences,
-            last_grant=shard.last_grant,
-            name=shard.ref.shard,
-            price=1.0 + self._config.page_pressure * used,
-            places=0 if shard.leaving else places,
-            pages=ENDLESS if idle else shard.unpromised,
-            window=self.lookahead(shard) - shard.prefill_tokens,
-            behind=_behind(shard.prefill_by_rank),
-            wait_s=shard.prefill_tokens / (shard.speed.per_second or math.inf),
-            longest=shard.longest,
-            block_size=shard.capacity.block_size,
+            shard.prefill_tokens + self._config.decode_tokens * shard.sequences,
+            shard.last_grant,
+            shard.ref.shard,
+            1.0 + self._config.page_pressure * used,
+            0 if shard.leaving else places,
+            ENDLESS if idle else unpromised,
+            self.lookahead(shard) - shard.prefill_tokens,
+            _behind(shard.prefill_by_rank),
+            shard,
         )
 
     def lookahead(self, shard: ShardBook) -> float:
@@ -209,4 +203,6 @@ class ModelShards:
 
 def _behind(by_rank: list[int]) -> tuple[int, ...]:
     """For each class, the sum of those below it."""
+    if len(by_rank) < 2:
+        return ()
     return tuple([sum(by_rank[rank + 1 :]) for rank in range(len(by_rank) - 1)])

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple
 
 from cluster.errors import LedgerBroken
 from cluster.messages import PageHash
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """How far into one prompt the shards hold its pages; good until the index changes.
 
     `levels` are (pages, bits of the shards that hold at least so many), deepest first, one for
     each number of pages at which some shard's part ends.
     """
 
-    levels: tuple[tuple[int, int], ...]
+    levels: Sequence[tuple[int, int]]
     bits: Mapping[str, int]
     names: Sequence[str]
 
@@ -36,15 +36,17 @@ class Match:
                     return pages
         return 0
 
-    def deepest(self, limit: int, turn: int) -> list[str]:
-        """Up to `limit` holders, those with most pages first.
+    def deepest(self, limit: int, turn: int, above: int = 0) -> list[str]:
+        """Up to `limit` holders of more than `above` pages, those with most first.
 
         Of a level that has more, `turn` says where among them to begin, so that a prefix that
         everybody holds does not always show the same few.
         """
         found: list[str] = []
         seen = 0
-        for _, holders in self.levels:
+        for pages, holders in self.levels:
+            if pages <= above:
+                break
             fresh = holders & ~seen
             seen |= holders
             split = turn % (fresh.bit_length() or 1)
@@ -128,8 +130,8 @@ class PrefixIndex:
     def match(self, pages: Sequence[PageHash]) -> Match:
         """Who holds how many of the leading `pages`; changes nothing."""
         levels: list[tuple[int, int]] = []
-        alive = EVERYBODY
-        for depth, holders in enumerate(map(self._holders.get, pages)):
+        alive, depth = EVERYBODY, 0
+        for holders, alike in groupby(map(self._holders.get, pages)):
             further = alive & holders if holders else 0
             if further != alive:
                 if depth:
@@ -137,9 +139,11 @@ class PrefixIndex:
                 alive = further
                 if not alive:
                     break
+            depth += len(list(alike))
         if alive > 0:
-            levels.append((len(pages), alive))
-        return Match(tuple(reversed(levels)), self._bits, self._names) if levels else NOTHING
+            levels.append((depth, alive))
+        levels.reverse()
+        return Match(levels, self._bits, self._names) if levels else NOTHING
 
     def use(self, pages: Sequence[PageHash]) -> None:
         """These pages, all of them known, were of use, and are forgotten later for it."""

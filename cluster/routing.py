@@ -75,11 +75,11 @@ class Placer:
         if not options:
             return None
         options.sort()
-        _, _, name, cached, _ = options[0]
-        shard = model[name]
+        _, _, _, cached, view = options[0]
+        shard = view.book
         uncached = submission.prompt_tokens - cached
         load = Load(uncached, shard.pages_of(uncached) + submission.choices, submission.choices)
-        candidates = tuple([_candidate(model, option) for option in options[:EXPLAINED]])
+        candidates = tuple([_candidate(*option) for option in options[:EXPLAINED]])
         return Placement(shard, cached, load, candidates, explores)
 
     def next(self) -> None:
@@ -97,19 +97,16 @@ class Placer:
     def _options(self, wish: Wish, model: ModelShards, match: Match) -> list[Option]:
         """Those with room, of the least loaded and of the holders; else any that has room.
 
-        Where one of the least loaded holds all that anybody holds, no other holder is worth a look.
+        Who holds no more than the one of the least loaded that holds most is not worth a look.
         """
-        held = [
-            (view, match.pages_of(view.name))
-            for view in model.least_loaded(LEAST_LOADED, wish.rank)
-        ]
-        if match.depth and all(pages < match.depth for _, pages in held):
-            known = {view.name for view, _ in held}
-            holders = model.among(match.deepest(HOLDERS, self._turn))
-            held += [(v, match.pages_of(v.name)) for v in holders if v.name not in known]
-        found = [self._option(wish, view, pages) for view, pages in held]
-        options = [option for option in found if option is not None]
-        return options or self._any_with_room(wish, model, match)
+        least = model.least_loaded(LEAST_LOADED, wish.rank)
+        held = [(view, match.pages_of(view.name)) for view in least]
+        most = max([pages for _, pages in held], default=0)
+        if most < match.depth:
+            holders = model.among(match.deepest(HOLDERS, self._turn, most))
+            held += [(view, match.pages_of(view.name)) for view in holders]
+        looked = [self._option(wish, view, pages) for view, pages in held]
+        return [option for option in looked if option] or self._any_with_room(wish, model, match)
 
     def _any_with_room(self, wish: Wish, model: ModelShards, match: Match) -> list[Option]:
         """One with room, where none of those worth a look has any."""
@@ -139,13 +136,14 @@ class Placer:
         what it finds cached spares everybody's time.
         """
         submission, rank, worth = wish
-        cached = cached_tokens(view, submission, pages) if pages else 0
+        book, choices = view.book, submission.choices
+        cached = pages and cached_tokens(book, submission, pages)
         uncached = submission.prompt_tokens - cached
         if (
-            submission.choices > view.places
-            or -(-uncached // view.block_size) + submission.choices > view.pages
+            choices > view.places
+            or book.pages_of(uncached) + choices > view.pages
             or view.window_of(rank) + self._config.patience * cached <= 0
-            or not could_hold(view.longest, submission)
+            or not could_hold(book.longest, submission)
         ):
             return None
         counted = cached if cached >= worth else 0
@@ -156,11 +154,11 @@ class Placer:
         return cost, view.last_grant, view.name, cached, view
 
 
-def cached_tokens(view: ShardView, submission: Submission, pages: int) -> int:
+def cached_tokens(shard: ShardBook, submission: Submission, pages: int) -> int:
     """The last prompt token is always computed, since the first output comes out of it."""
-    return min(pages, (submission.prompt_tokens - 1) // view.block_size) * view.block_size
+    block_size = shard.capacity.block_size
+    return min(pages, (submission.prompt_tokens - 1) // block_size) * block_size
 
 
-def _candidate(model: ModelShards, option: Option) -> Candidate:
-    cost, _, name, cached, view = option
-    return Candidate(name, cost, cached, round(view.outstanding), model[name].free_pages)
+def _candidate(cost: float, _grant: int, name: str, cached: int, view: ShardView) -> Candidate:
+    return Candidate(name, cost, cached, round(view.outstanding), view.book.free_pages)

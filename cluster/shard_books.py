@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -121,6 +122,11 @@ class ShardBook:
     def unpromised(self) -> int:
         """Pages that are free and that nobody has a lease on."""
         return self.free_pages - self.promised_pages
+
+    @property
+    def wait_s(self) -> float:
+        """How long the prompts that are leased take it, as far as its speed is known."""
+        return self.prefill_tokens / (self.speed.per_second or math.inf)
 
     def weigh_prefill(self, rank: int, tokens: int) -> None:
         """So many more prompt tokens of this class are leased here."""
