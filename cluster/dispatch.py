@@ -15,11 +15,11 @@ from cluster.books import Books
 from cluster.events import Tell
 from cluster.expiries import Expiries
 from cluster.explanations import Forecast
+from cluster.granting import Granting
 from cluster.lanes import Waiting
-from cluster.messages import Decision, Lease, Reason, Refusal, RefusalKind, Submission
+from cluster.messages import Decision, Lease, Refusal, RefusalKind, Submission
 from cluster.prefixes import Match
-from cluster.routing import Placer
-from cluster.scheduling_config import SchedulingConfig, ranks_of
+from cluster.scheduling_config import SchedulingConfig
 from cluster.shard_books import LeaseState
 from cluster.windows import GatheringWindow
 
@@ -34,15 +34,13 @@ class Dispatch:
 
     def __init__(self, config: SchedulingConfig, epoch: int, books: Books) -> None:
         self._config = config
-        self._epoch = epoch
         self._books = books
         self._classes = {sla.name: sla for sla in config.classes}
-        self._ranks = ranks_of(config.classes)
-        self._placer = Placer(config.placement)
         self.expiries = Expiries(books.queues)
         self._windows: dict[str, GatheringWindow] = {}
         self.admission = Admission(config, books.queues.ahead)
         self.accounts = Accounts(config, books.queues, books.tenants)
+        self.granting = Granting(config, epoch, books, self.accounts)
 
     def receive(self, submission: Submission, now: float) -> Decision | None:
         """A lease, a refusal where it may not even wait, or None: it waits now."""
@@ -79,8 +77,8 @@ class Dispatch:
         self._books.tenants.reserve(submission, now)  # of a lost lease all was given back
         gathers = self._gathers(submission.model, now)
         if not others_wait:
-            may_run = not gathers and self._may_run(waiting, now)
-            lease = self._grant(waiting, match, now) if may_run else None
+            may_run = not gathers and self.granting.may_run(waiting, now)
+            lease = self.granting.grant(waiting, match, now) if may_run else None
             if lease is not None:
                 return lease
             if queues.is_full(submission.sla) and not submission.goes_on:
@@ -150,7 +148,7 @@ class Dispatch:
         """Enter what became of leases in the other books, and let others have what they left."""
         for entry, state in self._books.leases.drain():
             self.accounts.moved(entry, state, now)
-            self.park(entry.bill.tenant)
+            self.granting.park(entry.bill.tenant)
             window, since = self._windows.get(entry.lease.shard.model), entry.bill.since
             if window is not None and since is not None and state is LeaseState.STARTED:
                 window.started(now - since, now)
@@ -172,94 +170,35 @@ class Dispatch:
         below = len(self._classes)
         for rank, waiting in self._books.queues.heads(model):
             submission = waiting.submission
-            if not self._may_run(waiting, now):
+            if not self.granting.may_run(waiting, now):
                 self._books.queues.waive(model, rank)
                 continue
             if rank >= below:
                 continue
             match = self._books.index.match(submission.page_hashes)
-            decision = self.objection(waiting, now) or self._grant(waiting, match, now)
+            decision = self.objection(waiting, now) or self.granting.grant(waiting, match, now)
             if decision is not None:
                 if isinstance(decision, Lease):
                     self.admission.granted(waiting, now)
                 self._books.queues.remove(submission.request_id)
                 return Tell(submission.router, decision)
-            if self._holds_up_others(waiting, match, now):
+            if self.granting.holds_up_others(waiting, match, now):
                 return None
             below = rank
         return None
-
-    def _grant(self, waiting: Waiting, match: Match, now: float) -> Lease | None:
-        """On the cheapest shard; None where none has room."""
-        submission = waiting.submission
-        shards = self._books.leases.serving(submission.model)
-        rank = self._ranks[submission.sla]
-        placement = self._placer.place(submission, shards, match, rank)
-        if placement is None:
-            return None
-        self._books.index.use(submission.page_hashes[: match.depth])
-        self._placer.next()
-        bill = self.accounts.granted(waiting, placement, now)
-        charged = bill.uncached_tokens + bill.output_tokens
-        waited_s = now - waiting.since
-        reason = Reason(waited_s, placement.candidates, placement.explored, charged)
-        shard, cached = placement.shard.ref, placement.cached_tokens
-        tpot_s = self._classes[submission.sla].tpot_s
-        lease = Lease(submission.request_id, self._epoch, shard, cached, reason, rank, tpot_s)
-        self._books.leases.grant(lease, placement.load, bill, now)
-        self.park(submission.tenant)
-        return lease
-
-    def _holds_up_others(self, waiting: Waiting, match: Match, now: float) -> bool:
-        """Whether who found no room is not to be overtaken: it has aged, and what stands in its way
-        is not the prompts of its own class alone, which nobody's waiting would shorten."""
-        submission = waiting.submission
-        if not self._is_aged(waiting, now):
-            return False
-        shards = self._books.leases.serving(submission.model)
-        higher = max(self._ranks[submission.sla] - 1, 0)
-        return self._placer.place(submission, shards, match, higher) is None
-
-    def _may_run(self, waiting: Waiting, now: float) -> bool:
-        """Whether its class and its tenant may have another request on a shard; the aged of a class
-        that has none there may take one of the places kept free for higher ones."""
-        submission = waiting.submission
-        sla, shards = self._classes[submission.sla], self._books.leases.serving(submission.model)
-        has_place = shards.taken < sla.fill * shards.places
-        if not has_place and self._is_aged(waiting, now):
-            has_place = not shards.taken_by[self._ranks[submission.sla]]
-        return has_place and not self._at_limit(submission.tenant)
-
-    def _is_aged(self, waiting: Waiting, now: float) -> bool:
-        return now - waiting.since >= self._classes[waiting.submission.sla].aging_s
-
-    def _at_limit(self, tenant: str) -> bool:
-        limits = self._books.tenants.limits(tenant)
-        if not limits.holds:
-            return False
-        holding = self._books.leases.holding(tenant)
-        return (
-            limits.max_concurrency is not None and holding.requests >= limits.max_concurrency
-        ) or (limits.max_pages is not None and holding.pages >= limits.max_pages)
-
-    def park(self, tenant: str) -> None:
-        """Let it wait without a turn while it is at a limit."""
-        if self._books.tenants.limits(tenant).holds:
-            self._books.queues.park(tenant, self._at_limit(tenant))
 
     def forecast(self, submission: Submission, now: float) -> Forecast:
         """What would become of it now; changes nothing."""
         match = self._books.index.match(submission.page_hashes)
         waiting = self._arrival(submission, match, now)
         submission = waiting.submission
-        shards = self._books.leases.serving(submission.model)
-        placement = self._placer.place(submission, shards, match, self._ranks[submission.sla])
-        runs = placement is not None and self._may_run(waiting, now)
+        candidates = self.granting.candidates(submission, match)
+        runs = bool(candidates) and self.granting.may_run(waiting, now)
         return Forecast(
             refusal=self._foreseen(waiting, runs, now),
             wait_s=self.admission.wait_s(submission),
             ahead_tokens=self._books.queues.ahead(submission),
-            candidates=placement.candidates if placement else (),
+            candidates=candidates,
         )
 
     def _foreseen(self, waiting: Waiting, runs: bool, now: float) -> Refusal | None:

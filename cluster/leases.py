@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from itertools import zip_longest
 
 from cluster.errors import IllegalTransition, LedgerBroken
+from cluster.holdings import Holding, Holdings
 from cluster.loads import ModelShards
 from cluster.messages import Lease, Reason, ShardRef
+from cluster.register import ShardRegister
 from cluster.reports import HeldRequest, ShardReport
 from cluster.scheduling_config import PlacementConfig
 from cluster.shard_books import (
@@ -21,14 +22,6 @@ from cluster.shard_books import (
     Load,
     ShardBook,
 )
-
-
-@dataclass(slots=True)
-class Holding:
-    """What one tenant has on shards."""
-
-    requests: int = 0
-    pages: int = 0
 
 
 class LeaseBook:
@@ -46,14 +39,12 @@ class LeaseBook:
     ) -> None:
         """`ranks`: of the classes by name, 0 the highest."""
         self._ranks = ranks or {}
-        self._placement = placement or PlacementConfig()
         self._epoch = epoch
         self._claim_timeout_s = claim_timeout_s
-        self._shards: dict[str, ShardBook] = {}
-        self._models: dict[str, ModelShards] = {}
+        self._shards = ShardRegister(placement or PlacementConfig())
         self._entries: dict[str, LeaseEntry] = {}
         self._unclaimed: deque[tuple[float, str]] = deque()
-        self._tenants: dict[str, Holding] = {}
+        self._holdings = Holdings()
         self._moved: list[tuple[LeaseEntry, LeaseState]] = []
         self._grants = 0
 
@@ -65,18 +56,15 @@ class LeaseBook:
         return self._grants
 
     def shards(self) -> Iterable[ShardBook]:
-        return self._shards.values()
+        return self._shards.every()
 
     def serving(self, model: str) -> ModelShards:
         """The shards of `model`, perhaps none."""
-        if model not in self._models:
-            return ModelShards(self._placement)
-        return self._models[model]
+        return self._shards.serving(model)
 
     def shard(self, ref: ShardRef) -> ShardBook | None:
         """The book of this very life of the shard."""
-        book = self._shards.get(ref.shard)
-        return book if book is not None and book.ref == ref else None
+        return self._shards.life(ref)
 
     def entry(self, request_id: str) -> LeaseEntry | None:
         return self._entries.get(request_id)
@@ -88,7 +76,7 @@ class LeaseBook:
 
     def holding(self, tenant: str) -> Holding:
         """What the leases of `tenant` hold."""
-        return self._tenants.get(tenant) or Holding()
+        return self._holdings.of(tenant)
 
     def grant(self, lease: Lease, load: Load, bill: Bill, now: float) -> None:
         shard = self._shards[lease.shard.shard]
@@ -103,13 +91,13 @@ class LeaseBook:
         if state not in TRANSITIONS[entry.state]:
             raise IllegalTransition(f"lease {request_id}: {entry.state} to {state}")
         shard = self._shards[entry.lease.shard.shard]
-        self._weigh(shard, entry, -1)
+        self._shards.weigh(shard, entry, -1)
         entry.state = state
         if state in OVER:
             del self._entries[request_id], shard.leases[request_id]
-            self._hold_for(entry, -1)
+            self._holdings.remove(entry.bill)
         else:
-            self._weigh(shard, entry, +1)
+            self._shards.weigh(shard, entry, +1)
         if state is not LeaseState.CLAIMED:
             self._moved.append((entry, state))
 
@@ -136,11 +124,7 @@ class LeaseBook:
         name = report.shard.shard
         if self.shard(report.shard) is None:
             self.drop(name)
-            shard = ShardBook(report.shard, report.capacity, report.free_pages, 0, now)
-            self._shards[name] = shard
-            if report.shard.model not in self._models:
-                self._models[report.shard.model] = ModelShards(self._placement)
-            self._models[report.shard.model].add(shard)
+            self._shards.add(ShardBook(report.shard, report.capacity, report.free_pages, 0, now))
         shard = self._shards[name]
         shard.number, shard.free_pages = report.number, report.free_pages
         shard.leaving = report.leaving
@@ -154,13 +138,10 @@ class LeaseBook:
 
     def drop(self, name: str) -> None:
         """Forget a shard, if known, and lose its leases."""
-        shard = self._shards.get(name)
-        if shard is None:
-            return
-        for request_id in list(shard.leases):
-            self.move(request_id, LeaseState.LOST)
-        del self._shards[name]
-        self._models[shard.ref.model].remove(name)
+        if name in self._shards:
+            for request_id in list(self._shards[name].leases):
+                self.move(request_id, LeaseState.LOST)
+            self._shards.remove(name)
 
     def doubt_unclaimed(self, now: float) -> None:
         """Ask for a full report wherever a lease stayed unclaimed: only the shard knows the truth.
@@ -176,7 +157,7 @@ class LeaseBook:
                 self._shards[entry.lease.shard.shard].resync = True
 
     def _happen(self, shard: ShardBook, report: ShardReport, now: float) -> None:
-        self._models[shard.ref.model].changed(shard)
+        self._shards.changed(shard)
         for request_id in report.started:
             self._start(shard, request_id, now)
         if report.prefilling.tokens:
@@ -227,50 +208,13 @@ class LeaseBook:
     def _enter(self, shard: ShardBook, entry: LeaseEntry) -> None:
         self._entries[entry.lease.request_id] = entry
         shard.leases[entry.lease.request_id] = entry
-        self._hold_for(entry, +1)
-        self._weigh(shard, entry, +1)
-
-    def _hold_for(self, entry: LeaseEntry, sign: int) -> None:
-        holding = self._tenants.get(entry.bill.tenant)
-        if holding is None:
-            holding = self._tenants[entry.bill.tenant] = Holding()
-        holding.requests += sign
-        holding.pages += sign * entry.bill.pages
-        if not holding.requests:
-            del self._tenants[entry.bill.tenant]
-
-    def _weigh(self, shard: ShardBook, entry: LeaseEntry, sign: int) -> None:
-        places = sign * entry.load.sequences
-        shard.sequences += places
-        if entry.state is not LeaseState.STARTED:
-            shard.weigh_prefill(entry.lease.rank, sign * entry.load.prefill_tokens)
-            shard.promised_pages += sign * entry.load.pages
-        self._models[shard.ref.model].changed(shard, places, entry.lease.rank)
+        self._holdings.add(entry.bill)
+        self._shards.weigh(shard, entry, +1)
 
     def verify(self) -> None:
         """Raises LedgerBroken where a sum kept along the way differs from one made afresh."""
-        for name, shard in self._shards.items():
-            entries = shard.leases.values()
-            waiting = [e.load for e in entries if e.state is not LeaseState.STARTED]
-            _same(name, "sequences", shard.sequences, sum(e.load.sequences for e in entries))
-            _same(name, "tokens", shard.prefill_tokens, sum(w.prefill_tokens for w in waiting))
-            _same(name, "tokens of classes", shard.prefill_tokens, sum(shard.prefill_by_rank))
-            _same(name, "pages", shard.promised_pages, sum(w.pages for w in waiting))
-            _same(name, "over", 0, sum(e.state in OVER for e in entries))
-            _same(name, "strangers", 0, sum(e.lease.shard != shard.ref for e in entries))
-        kept = {key: e for shard in self._shards.values() for key, e in shard.leases.items()}
-        _same("all", "leases", len(self._entries), len(kept))
-        _same("all", "entries", 0, sum(self._entries[key] is not e for key, e in kept.items()))
-        by_model = {name for model in self._models.values() for name in model.shards}
-        _same("all", "unlisted shards", 0, len(self._shards.keys() ^ by_model))
-        for model in self._models.values():
-            model.verify()
-        for tenant, holding in self._tenants.items():
-            bills = [e.bill for e in self._entries.values() if e.bill.tenant == tenant]
-            _same(tenant, "requests", holding.requests, len(bills))
-            _same(tenant, "pages", holding.pages, sum(bill.pages for bill in bills))
-
-
-def _same(shard: str, what: str, kept: int, counted: int) -> None:
-    if kept != counted:
-        raise LedgerBroken(f"leases of {shard}: {what} kept {kept}, counted {counted}")
+        self._shards.verify()
+        kept = {key: e for shard in self._shards.every() for key, e in shard.leases.items()}
+        if kept != self._entries:
+            raise LedgerBroken(f"leases: {len(self._entries)} kept, {len(kept)} on shards")
+        self._holdings.verify(entry.bill for entry in self._entries.values())

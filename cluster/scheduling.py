@@ -30,7 +30,8 @@ from cluster.messages import ShardRef, Submission
 from cluster.reports import ReportAck, ShardReport
 from cluster.scheduling_config import SchedulingConfig
 from cluster.shard_books import LeaseState
-from cluster.stats import ClassStats, ModelStats, SchedulerStats, TenantStats
+from cluster.snapshots import scheduler_stats
+from cluster.stats import ModelStats, SchedulerStats
 
 
 class SchedulerBrain:
@@ -155,7 +156,7 @@ class SchedulerBrain:
     def _reunite(self, report: ShardReport, now: float) -> Iterator[Instruction]:
         """Who waits for a lease that a shard turns out to hold already is told of it."""
         for held in report.held:
-            self._dispatch.park(held.tenant)
+            self._dispatch.granting.park(held.tenant)
             entry = self._books.leases.entry(held.request_id)
             waiting = self._books.queues.remove(held.request_id) if entry else None
             if entry is not None and waiting is not None:
@@ -201,47 +202,18 @@ class SchedulerBrain:
 
     def stats(self) -> SchedulerStats:
         """As of the last event."""
-        books, accounts = self._books, self._dispatch.accounts
-        return SchedulerStats(
+        return scheduler_stats(
+            self._books,
+            self._dispatch.accounts,
             epoch=self._epoch,
-            queued=books.queues.depths(),
-            leased=len(books.leases),
-            shards=tuple(shard.ref for shard in books.leases.shards()),
-            granted=books.leases.grants,
-            refused=accounts.refusals.total(),
             withdrawn=self._withdrawn,
-            indexed_pages=len(books.index),
-            prompt_tokens=accounts.prompt_tokens,
-            cached_tokens=accounts.cached_tokens,
-            refusals={str(kind): count for kind, count in accounts.refusals.items()},
-            mended=dict(self._mended),
-            classes=self._class_stats(),
-            tenants=self._tenant_stats(),
-            models=self.demand(self._now),
+            mended=self._mended,
+            now=self._now,
         )
 
     def demand(self, now: float) -> dict[str, ModelStats]:
         """How full and how late each model is; changes nothing."""
         return self._dispatch.accounts.demand.stats(self._books, now)
-
-    def _class_stats(self) -> dict[str, ClassStats]:
-        queued, tokens = self._books.queues.depths(), self._books.queues.tokens()
-        stats = self._dispatch.accounts.stats
-        return {sla: stats(sla, queued[sla], tokens[sla], self._now) for sla in queued}
-
-    def _tenant_stats(self) -> dict[str, TenantStats]:
-        books = self._books
-        queued = Counter(waiting.submission.tenant for waiting in books.queues)
-        return {
-            tenant: TenantStats(
-                queued=queued[tenant],
-                running=books.leases.holding(tenant).requests,
-                pages=books.leases.holding(tenant).pages,
-                window_tokens=books.tenants.spent(tenant, self._now),
-                usage=usage,
-            )
-            for tenant, usage in books.tenants.usage().items()
-        }
 
     def verify(self) -> None:
         """Raises LedgerBroken where a ledger does not add up, or two of them disagree."""

@@ -9,6 +9,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import NamedTuple
 
+from cluster.errors import LedgerBroken
 from cluster.messages import Lease, ShardRef
 from cluster.rates import BusyRate
 from cluster.reports import ShardCapacity
@@ -128,11 +129,33 @@ class ShardBook:
         """How long the prompts that are leased take it, as far as its speed is known."""
         return self.prefill_tokens / (self.speed.per_second or math.inf)
 
-    def weigh_prefill(self, rank: int, tokens: int) -> None:
-        """So many more prompt tokens of this class are leased here."""
-        self.prefill_by_rank += [0] * (rank + 1 - len(self.prefill_by_rank))
-        self.prefill_by_rank[rank] += tokens
-        self.prefill_tokens += tokens
+    def weigh(self, entry: LeaseEntry, sign: int) -> None:
+        """Put the weight of a lease here on (+1), as what state it is in, or take it off (-1)."""
+        load, rank = entry.load, entry.lease.rank
+        self.sequences += sign * load.sequences
+        if entry.state is LeaseState.STARTED:
+            return
+        if rank >= len(self.prefill_by_rank):
+            self.prefill_by_rank += [0] * (rank + 1 - len(self.prefill_by_rank))
+        self.prefill_by_rank[rank] += sign * load.prefill_tokens
+        self.prefill_tokens += sign * load.prefill_tokens
+        self.promised_pages += sign * load.pages
 
     def pages_of(self, tokens: int) -> int:
         return -(-tokens // self.capacity.block_size)
+
+    def verify(self) -> None:
+        """Raises LedgerBroken where a sum kept along the way is not that of the leases."""
+        entries = self.leases.values()
+        waiting = [entry.load for entry in entries if entry.state is not LeaseState.STARTED]
+        tokens = sum(load.prefill_tokens for load in waiting)
+        self._same("sequences", self.sequences, sum(entry.load.sequences for entry in entries))
+        self._same("tokens", self.prefill_tokens, tokens)
+        self._same("tokens of classes", sum(self.prefill_by_rank), tokens)
+        self._same("pages", self.promised_pages, sum(load.pages for load in waiting))
+        self._same("over", 0, sum(entry.state in OVER for entry in entries))
+        self._same("strangers", 0, sum(entry.lease.shard != self.ref for entry in entries))
+
+    def _same(self, what: str, kept: int, counted: int) -> None:
+        if kept != counted:
+            raise LedgerBroken(f"{self.ref.shard}: {what} kept {kept}, counted {counted}")

@@ -17,6 +17,7 @@ from cluster.pacing import Pace
 from cluster.reports import NO_PREFILLING, HeldRequest, Prefilling, ShardCapacity
 from cluster.sequences import LAST, Place, place_of
 from cluster.simulate.costs import Device
+from cluster.simulate.pages import SequencePages
 from cluster.simulate.runs import Draft, Outcome, Run, Sequence
 from cluster.simulate.workload import Offered
 
@@ -40,7 +41,7 @@ class SimulatedEngine:
         self._prefilling = NO_PREFILLING
         self._places = min(device.max_num_seqs, device.max_batch_tokens)
         self._reserve = max(1, self.pool.num_blocks // 100)
-        self._page = page_tokens
+        self._pages = SequencePages(self.pool)
         self._arrivals = 0
         self._running: list[Sequence] = []
         self._waiting: list[Sequence] = []
@@ -146,25 +147,14 @@ class SimulatedEngine:
         wanted = min(one.behind, draft.room_for(one))
         if not wanted or not one.running:
             return
-        while not (count := self._fits(one, wanted)):
+        while not (count := self._pages.fits(one, wanted)):
             draft.alike = False
             victim = self._victim_behind(one, draft)
             if victim is None:
                 return
             self._preempt(victim)
-        self._extend(one, count)
+        self._pages.extend(one, count)
         draft.add(one, count)
-
-    def _fits(self, one: Sequence, wanted: int) -> int:
-        if one.room >= wanted:
-            return wanted
-        return min(wanted, one.room + self.pool.available * self._page)
-
-    def _extend(self, one: Sequence, count: int) -> None:
-        lacking = -(-(count - one.room) // self._page)
-        if lacking > 0:
-            one.blocks += self.pool.allocate(lacking) or ()
-            one.room += lacking * self._page
 
     def _victim_behind(self, one: Sequence, draft: Draft) -> Sequence | None:
         behind = self._running[bisect_right(self._running, one.order, key=_order) :]
@@ -180,21 +170,15 @@ class SimulatedEngine:
     def _leave(self, one: Sequence) -> None:
         self._running.remove(one)
         one.running = False
-        self.pool.release(one.blocks)
-        one.blocks, one.room = [], 0
+        self._pages.close(one)
 
     def _start(self, one: Sequence) -> bool:
         """Run one that waits, if there are a place, its pages and, beside others, spare."""
         if len(self._running) >= self._places:
             return False
-        reserve = self._reserve if self._running else 0
-        prefix = self.pool.match(one.hashes[: (one.known - 1) // self._page])
-        missing = -(-one.known // self._page) - len(prefix)
-        if self.pool.available - self.pool.unreferenced(prefix) < missing + reserve:
+        if not self._pages.open(one, self._reserve if self._running else 0):
             return False
-        self.pool.take(prefix)
-        one.blocks, one.computed, one.running = prefix, len(prefix) * self._page, True
-        one.cached = one.computed if one.cached is None else one.cached
+        one.running = True
         self._waiting.remove(one)
         insort(self._running, one, key=_order)
         return True
@@ -222,16 +206,12 @@ class SimulatedEngine:
         if one.rank:  # somebody of a higher class may come and go first
             return 1
         full = max((one.behind - 1) // count, 1)
-        steps = min([full, self._fits(one, full * count) // count, *room])
-        self._extend(one, steps * count)
+        steps = min([full, self._pages.fits(one, full * count) // count, *room])
+        self._pages.extend(one, steps * count)
         return steps
 
     def _advance(self, one: Sequence, count: int, outcome: Outcome) -> None:
-        first = one.computed // self._page
-        one.computed += count
-        one.room -= count
-        for index in range(first, one.computed // self._page):
-            self.pool.seal(one.blocks[index], one.page(index))
+        self._pages.advance(one, count)
         if one.computed < one.known:
             return
         one.known = one.computed + 1

@@ -1,0 +1,51 @@
+"""The pages of simulated sequences, in a real pool."""
+
+from __future__ import annotations
+
+from cluster.blocks import BlockPool
+from cluster.simulate.runs import Sequence
+
+
+class SequencePages:
+    """Gives sequences pages and takes them back, as `cluster.block_tables` does on a shard."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self._page = pool.block_size
+
+    def open(self, one: Sequence, reserve: int) -> bool:
+        """Take what is cached of its prefix, if there are pages for the rest and `reserve`."""
+        prefix = self._pool.match(one.hashes[: (one.known - 1) // self._page])
+        missing = -(-one.known // self._page) - len(prefix)
+        if self._pool.available - self._pool.unreferenced(prefix) < missing + reserve:
+            return False
+        self._pool.take(prefix)
+        one.blocks, one.computed = prefix, len(prefix) * self._page
+        one.cached = one.computed if one.cached is None else one.cached
+        return True
+
+    def fits(self, one: Sequence, wanted: int) -> int:
+        """How many of the wanted tokens there are pages for."""
+        if one.room >= wanted:
+            return wanted
+        return min(wanted, one.room + self._pool.available * self._page)
+
+    def extend(self, one: Sequence, count: int) -> None:
+        """Give it what it needs for `count` more tokens, which fit."""
+        lacking = -(-(count - one.room) // self._page)
+        if lacking > 0:
+            one.blocks += self._pool.allocate(lacking) or ()
+            one.room += lacking * self._page
+
+    def advance(self, one: Sequence, count: int) -> None:
+        """So many more tokens are computed; full pages can be found from now on."""
+        first = one.computed // self._page
+        one.computed += count
+        one.room -= count
+        for index in range(first, one.computed // self._page):
+            self._pool.seal(one.blocks[index], one.page(index))
+
+    def close(self, one: Sequence) -> None:
+        """Give all back."""
+        self._pool.release(one.blocks)
+        one.blocks, one.room = [], 0
