@@ -15,6 +15,8 @@ from actors.identity import Identity, node_id
 from actors.tether import Tether
 from cluster.events import (
     Acknowledge,
+    Ask,
+    Audited,
     Event,
     Instruction,
     Reported,
@@ -144,6 +146,13 @@ class BatchScheduler:
         self._mailbox(router)
         for request_id in request_ids:
             self._post(self._handle(Withdrawn(request_id)))
+
+    async def audit(self, router: str, awaited: frozenset[str]) -> tuple[str, ...]:
+        """Compare the queue with all that a router waits for; those that it has to submit again."""
+        self._mailbox(router)
+        instructions = self._handle(Audited(router, awaited))
+        self._post(instructions)
+        return tuple(each.request_id for each in instructions if isinstance(each, Ask))
 
     async def report(self, report: ShardReport) -> ReportAck:
         """Believe a shard; the acknowledgement says whether its next report has to be full."""

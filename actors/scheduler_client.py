@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from ray.exceptions import RayActorError, RayError
@@ -38,13 +39,20 @@ class SchedulerClient:
 
     Raises SchedulerLost where no scheduler could be reached for `patience_s`, and to all who wait
     where one fails at a call: its books are not to be trusted with asking again. After `silence_s`
-    without an answer the scheduler may have given us up, and what waits is posted again.
+    without an answer the scheduler may have given us up, and what waits is posted again. Every
+    `audit_s` the scheduler is told all that waits here: what either side lost is mended.
     """
 
     def __init__(
-        self, router: str, namespace: str, patience_s: float = 30.0, silence_s: float = 10.0
+        self,
+        router: str,
+        namespace: str,
+        patience_s: float = 30.0,
+        silence_s: float = 10.0,
+        audit_s: float = 30.0,
     ) -> None:
         self._silence_s = silence_s
+        self._audit_s = audit_s
         self._router = router
         self._address = ActorAddress(SCHEDULER, namespace)
         self._patience_s = patience_s
@@ -106,7 +114,7 @@ class SchedulerClient:
     async def _run(self) -> None:
         reason = "the connection to the scheduler was closed"
         try:
-            await first_to_end(self._send(), self._receive())
+            await first_to_end(self._send(), self._receive(), self._audit())
         except RayError:
             reason = "the scheduler failed; the log has the reason"
             logger.exception("router %s: the scheduler failed at a call", self._router)
@@ -162,6 +170,14 @@ class SchedulerClient:
                 self._post([waiting.submission for waiting in self._waiting.values()])
             self._epoch, self._acknowledged, self._heard_at = batch.epoch, batch.number, now
 
+    async def _audit(self) -> None:
+        while True:
+            await asyncio.sleep(self._audit_s)
+            awaited = frozenset(self._waiting)
+            with contextlib.suppress(SchedulerLost):  # the next one is asked for everything anyway
+                lost = await self._call(partial(_audit, self._router, awaited))
+                self._post([self._waiting[one].submission for one in lost if one in self._waiting])
+
     async def _next_decisions(self) -> DecisionBatch:
         scheduler = await self._scheduler()
         batch: DecisionBatch = await scheduler.decisions.remote(self._router, self._acknowledged)
@@ -198,6 +214,11 @@ class SchedulerClient:
         if self._handle is None:
             self._handle = await self._address.look_up()
         return self._handle
+
+
+async def _audit(router: str, awaited: frozenset[str], scheduler: Any) -> tuple[str, ...]:
+    lost: tuple[str, ...] = await scheduler.audit.remote(router, awaited)
+    return lost
 
 
 class _Waiting:

@@ -22,6 +22,8 @@ class Discrepancy(StrEnum):
     UNHELD = "unheld"  # the scheduler leased what nobody has: a full report
     UNWANTED = "unwanted"  # the shard has what its door has dropped: the engine ends it
     UNKNOWN = "unknown"  # a door waits for what the shard has not: the door asks elsewhere
+    UNAWAITED = "unawaited"  # the scheduler queues what its router has dropped: it is withdrawn
+    UNDECIDED = "undecided"  # a router waits for what is not queued: it is told, or asks, again
     UNRESERVED = "unreserved"  # tokens set aside for a request that is not there: given back
 
 

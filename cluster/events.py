@@ -30,6 +30,14 @@ class RouterGone:
 
 
 @dataclass(frozen=True, slots=True)
+class Audited:
+    """A router says what it waits for, all of it."""
+
+    router: str
+    awaited: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Reported:
     """A shard says what happened there."""
 
@@ -48,7 +56,7 @@ class Ticked:
     """Time has passed."""
 
 
-Event = Submitted | Withdrawn | RouterGone | Reported | ShardGone | Ticked
+Event = Submitted | Withdrawn | RouterGone | Audited | Reported | ShardGone | Ticked
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +68,14 @@ class Tell:
 
 
 @dataclass(frozen=True, slots=True)
+class Ask:
+    """Have `router` submit the request again: nothing is known of it."""
+
+    router: str
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Acknowledge:
     """Answer the shard's report."""
 
@@ -67,4 +83,4 @@ class Acknowledge:
     ack: ReportAck
 
 
-Instruction = Tell | Acknowledge
+Instruction = Tell | Ask | Acknowledge

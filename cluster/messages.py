@@ -7,8 +7,9 @@ crosses processes is a duration, never a clock reading, since clocks of two node
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from cluster.wire import message
 
 PageHash = bytes
 """Chained hash of a full page and all before it (see `cluster.blocks.page_hashes`), 16 bytes."""
@@ -21,7 +22,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Sampling:
     """How the next token is chosen.
 
@@ -45,7 +46,7 @@ class Sampling:
     prompt_logprobs: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Stopping:
     """When a choice ends by its tokens. Stop strings are text and belong to the door.
 
@@ -59,7 +60,7 @@ class Stopping:
     stop_token_ids: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Request:
     """One prompt and the `choices` wanted of it, as the door understood its client."""
 
@@ -74,7 +75,7 @@ class Request:
     deadline_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Submission:
     """What the scheduler needs to know of a request: its measure, not its words.
 
@@ -96,7 +97,7 @@ class Submission:
     goes_on: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class ShardRef:
     """One life of one shard: `actor` is its Ray name, `incarnation` differs in each life."""
 
@@ -106,7 +107,7 @@ class ShardRef:
     incarnation: str
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Candidate:
     """What placing the request on `shard` would have cost, in tokens."""
 
@@ -117,7 +118,7 @@ class Candidate:
     free_pages: int
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Reason:
     """Why a lease is what it is: the best candidates, cheapest first, and the wait in the queue.
 
@@ -131,7 +132,7 @@ class Reason:
     charged_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Lease:
     """The scheduler's promise, in its life `epoch`, that `shard` has room for the request.
 
@@ -159,7 +160,7 @@ class RefusalKind(StrEnum):
     NEVER_FITS = "never_fits"
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Refusal:
     """The scheduler will not serve the request; it may be tried again after `retry_after_s`."""
 
@@ -172,7 +173,7 @@ class Refusal:
 Decision = Lease | Refusal
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class DecisionBatch:
     """What the scheduler, in its life `epoch`, decided for one router since batch `number - 1`.
 
@@ -187,7 +188,7 @@ class DecisionBatch:
     decisions: tuple[Decision, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Emitted:
     """The output `tokens` of one choice that its client has already."""
 
@@ -195,7 +196,7 @@ class Emitted:
     tokens: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Assignment:
     """Door to shard: serve this request under this lease. `salt` roots the prefix hashes.
 
@@ -217,7 +218,7 @@ class Assignment:
         return dict.fromkeys(range(self.request.choices), ())
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class TokenLogprob:
     """Natural log of the probability of `token`, and the `top` alternatives, likeliest first."""
 
@@ -226,7 +227,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class TokenDelta:
     """What one step added to one choice.
 
@@ -243,7 +244,7 @@ class TokenDelta:
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class RequestFailed:
     """The shard cannot go on; `kind` is the name of a FaultError or of a RequestError."""
 
@@ -252,7 +253,7 @@ class RequestFailed:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class DeltaBatch:
     """Everything a shard has for one door since batch `number - 1`: one message a step.
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from cluster.messages import PageHash, ShardRef
+from cluster.wire import message
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class ShardCapacity:
     """What a shard can hold; fixed for its life."""
 
@@ -17,7 +16,7 @@ class ShardCapacity:
     max_model_len: int
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class HeldRequest:
     """A request that a shard holds, for a scheduler that has to rebuild its books."""
 
@@ -29,7 +28,7 @@ class HeldRequest:
     sla: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Prefilling:
     """Prompt tokens computed, and the seconds that the steps took which computed them.
 
@@ -48,7 +47,7 @@ NO_PREFILLING = Prefilling()
 """No prompt was computed, or none at full speed."""
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class ShardReport:
     """A shard's events since report `number - 1`, oldest first, and where it stands now.
 
@@ -76,7 +75,7 @@ class ShardReport:
     prefilling: Prefilling = NO_PREFILLING
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class ReportAck:
     """The scheduler's answer: its epoch, and whether the next report has to be a full one."""
 

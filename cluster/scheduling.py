@@ -6,14 +6,15 @@ no network; `handle` is its only door, and the same history always gives the sam
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 
-from cluster.audit import Discrepancy, Doubts
+from cluster.auditing import Auditor
 from cluster.books import Books
 from cluster.dispatch import Dispatch
 from cluster.events import (
     Acknowledge,
+    Ask,
+    Audited,
     Event,
     Instruction,
     Reported,
@@ -49,9 +50,8 @@ class SchedulerBrain:
         self._log = DecisionLog(config.max_explained)
         self._withdrawn = 0
         self._now = 0.0
+        self._auditor = Auditor(self._books)
         self._audited_at = 0.0
-        self._doubts = Doubts()
-        self._mended: Counter[str] = Counter()
 
     def handle(self, event: Event, now: float) -> tuple[Instruction, ...]:
         """The one door: `now` is in seconds and never smaller than at an earlier event."""
@@ -88,6 +88,8 @@ class SchedulerBrain:
                 return self._withdraw(request_id, now)
             case RouterGone(router):
                 return self._router_gone(router, now)
+            case Audited(router, awaited):
+                return self._audited(router, awaited, now)
             case Reported(report):
                 return self._reported(report, now)
             case ShardGone(shard):
@@ -125,7 +127,16 @@ class SchedulerBrain:
             self._books.queues.remove(waiting.submission.request_id)
             self._dispatch.accounts.released(waiting.submission.request_id, now)
             self._withdrawn += 1
+        self._auditor.forget(router)
         yield from self._dispatch.pump_all(now)
+
+    def _audited(self, router: str, awaited: frozenset[str], now: float) -> Iterator[Instruction]:
+        """What was lost between it and the scheduler: a withdrawal, a decision, a submission."""
+        for request_id in self._auditor.unawaited(router, awaited):
+            yield from self._withdraw(request_id, now)
+        for request_id in self._auditor.undecided(router, awaited):
+            entry = self._books.leases.entry(request_id)
+            yield Ask(router, request_id) if entry is None else Tell(router, entry.lease)
 
     def _reported(self, report: ShardReport, now: float) -> Iterator[Instruction]:
         """A life of a shard that is not known is not believed before it reports in full."""
@@ -186,9 +197,8 @@ class SchedulerBrain:
 
     def _audit(self, now: float) -> None:
         self._audited_at = now
-        for request_id in self._doubts.confirmed(self._books.unreserved()):
+        for request_id in self._auditor.unreserved():
             self._dispatch.accounts.released(request_id, now)
-            self._mended[Discrepancy.UNRESERVED] += 1
 
     def _refuse_waiting(self, model: str, now: float) -> Iterator[Instruction]:
         """What a change of its shards has made impossible."""
@@ -207,7 +217,7 @@ class SchedulerBrain:
             self._dispatch.accounts,
             epoch=self._epoch,
             withdrawn=self._withdrawn,
-            mended=self._mended,
+            mended=self._auditor.mended,
             now=self._now,
         )
 

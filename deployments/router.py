@@ -39,7 +39,9 @@ class Router:
         self._awake = frozenset(model.name for model in config.models if not model.may_sleep)
         self._namespace = context.app_name
         silence_s = config.scheduling.router_timeout_s * 2 / 3
-        self._scheduler = SchedulerClient(self._name, self._namespace, silence_s=silence_s)
+        self._scheduler = SchedulerClient(
+            self._name, self._namespace, silence_s=silence_s, audit_s=config.scheduling.audit_s
+        )
         self._fleet = fleet
 
     async def place(self, submission: Submission) -> Decision:

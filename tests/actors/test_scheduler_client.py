@@ -165,3 +165,25 @@ async def test_closing_leaves_nobody_waiting(session: Session) -> None:
     await session.client.close()
     with pytest.raises(SchedulerLost, match="closed"):
         await placing
+
+
+async def test_what_scheduler_and_router_lost_of_each_others_requests_is_mended(
+    session: Session,
+) -> None:
+    session.client = SchedulerClient(ROUTER, session.namespace, patience_s=0.5, audit_s=0.1)
+    await session.begin()
+    await session.client.place(submission("a"))
+    placing = await session.queue("b")
+    # As if a submission had not come, and a withdrawal neither.
+    await session.scheduler.withdraw.remote(ROUTER, ("b",))
+    await session.scheduler.submit.remote(ROUTER, (submission("nobody's"),))
+
+    async def mended() -> bool:
+        stats: SchedulerStats = await session.scheduler.stats.remote()
+        return (stats.mended.get("undecided"), stats.mended.get("unawaited")) == (1, 1)
+
+    await until(mended)
+    await session.report(2, ended=("a",))
+    decision = await placing
+    assert isinstance(decision, Lease)
+    assert decision.request_id == "b"
