@@ -6,7 +6,7 @@ The brain says what has happened (`scheduling`), this what follows for those who
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from cluster.accounts import Accounts
@@ -15,13 +15,13 @@ from cluster.books import Books
 from cluster.events import Tell
 from cluster.expiries import Expiries
 from cluster.explanations import Forecast
+from cluster.gathering import Gathering
 from cluster.granting import Granting
 from cluster.lanes import Waiting
 from cluster.messages import Decision, Lease, Refusal, RefusalKind, Submission
 from cluster.prefixes import Match
 from cluster.scheduling_config import SchedulingConfig
 from cluster.shard_books import LeaseState
-from cluster.windows import GatheringWindow
 
 
 class Dispatch:
@@ -37,7 +37,7 @@ class Dispatch:
         self._books = books
         self._classes = {sla.name: sla for sla in config.classes}
         self.expiries = Expiries(books.queues)
-        self._windows: dict[str, GatheringWindow] = {}
+        self._gathering = Gathering(config, books.leases)
         self.admission = Admission(config, books.queues.ahead)
         self.accounts = Accounts(config, books.queues, books.tenants)
         self.granting = Granting(config, epoch, books, self.accounts)
@@ -75,7 +75,7 @@ class Dispatch:
                 self.accounts.refused(submission, refusal.kind, now)
                 return refusal
         self._books.tenants.reserve(submission, now)  # of a lost lease all was given back
-        gathers = self._gathers(submission.model, now)
+        gathers = self._gathering.arrive(submission.model, now)
         if not others_wait:
             may_run = not gathers and self.granting.may_run(waiting, now)
             lease = self.granting.grant(waiting, match, now) if may_run else None
@@ -100,27 +100,14 @@ class Dispatch:
         kind = RefusalKind.QUEUE_FULL if full else self.admission.hopeless(waiting, now)
         return None if kind is None else self.admission.refusal(submission, kind)
 
-    def _gathers(self, model: str, now: float) -> bool:
-        """Whether this arrival waits for others to come."""
-        if not self._config.gather_max_s:
-            return False
-        window = self._windows.get(model)
-        if window is None:
-            window = GatheringWindow(self._config.gather_min_s, self._config.gather_max_s)
-            self._windows[model] = window
-        window.arrive(self._books.leases.serving(model).wait_s(), now)
-        return window.holds(now)
-
     def has_turn(self, submission: Submission, now: float) -> bool:
         """Whether its coming lets anybody be served: itself, or all that gathered until it came."""
-        window = self._windows.get(submission.model)
-        closes = window is not None and window.closes_at == now
+        closes = self._gathering.closes(submission.model, now)
         return closes or self._books.queues.is_head(submission.request_id)
 
     def wake_at(self, now: float) -> float:
         """When something is due by time alone: a deadline, a timeout, the end of a window."""
-        closing = [w.closes_at for w in self._windows.values() if w.holds(now)]
-        return min([*closing, self.expiries.next_at])
+        return min(self._gathering.next_close(now), self.expiries.next_at)
 
     def objection(self, waiting: Waiting, now: float) -> Refusal | None:
         """Why it can no longer be served, if so; then it does not wait any more."""
@@ -130,6 +117,23 @@ class Dispatch:
             self.admission.missed(model, now)
         kind = self.admission.objection(waiting, shards, now)
         return None if kind is None else self._refuse(waiting.submission, kind, now)
+
+    def review(self, model: str, now: float) -> Iterator[Tell]:
+        """Refuse what a change of its shards has made impossible."""
+        yield from self._object_to(self._books.queues.of_model(model), now)
+
+    def expire(self, now: float) -> Iterator[Tell]:
+        """Refuse who has waited too long, or for a model that has no shard."""
+        yield from self._object_to(self.expiries.due(now), now)
+        for model in self._books.queues.models():
+            if not len(self._books.leases.serving(model)):
+                yield from self.review(model, now)
+
+    def _object_to(self, every: Iterable[Waiting], now: float) -> Iterator[Tell]:
+        for waiting in every:
+            refusal = self.objection(waiting, now)
+            if refusal is not None:
+                yield Tell(waiting.submission.router, refusal)
 
     def _refuse(self, submission: Submission, kind: RefusalKind, now: float) -> Refusal:
         self._books.queues.remove(submission.request_id)
@@ -149,9 +153,8 @@ class Dispatch:
         for entry, state in self._books.leases.drain():
             self.accounts.moved(entry, state, now)
             self.granting.park(entry.bill.tenant)
-            window, since = self._windows.get(entry.lease.shard.model), entry.bill.since
-            if window is not None and since is not None and state is LeaseState.STARTED:
-                window.started(now - since, now)
+            if entry.bill.since is not None and state is LeaseState.STARTED:
+                self._gathering.started(entry.lease.shard.model, now - entry.bill.since, now)
         yield from self.pump_all(now)
 
     def pump_all(self, now: float) -> Iterator[Tell]:
@@ -160,8 +163,7 @@ class Dispatch:
 
     def pump(self, model: str, now: float) -> Iterator[Tell]:
         """Serve whose turn it is until all have to go on waiting."""
-        window = self._windows.get(model)
-        if window and window.holds(now) and self._books.leases.serving(model).wait_s():
+        if self._gathering.holds(model, now):
             return
         while (tell := self._serve_next(model, now)) is not None:
             yield tell

@@ -12,7 +12,6 @@ from cluster.auditing import Auditor
 from cluster.books import Books
 from cluster.dispatch import Dispatch
 from cluster.events import (
-    Acknowledge,
     Ask,
     Audited,
     Event,
@@ -26,9 +25,8 @@ from cluster.events import (
     Withdrawn,
 )
 from cluster.explanations import DecisionLog, Explanation, Forecast
-from cluster.lanes import Waiting
+from cluster.hearing import Hearing
 from cluster.messages import ShardRef, Submission
-from cluster.reports import ReportAck, ShardReport
 from cluster.scheduling_config import SchedulingConfig
 from cluster.shard_books import LeaseState
 from cluster.snapshots import scheduler_stats
@@ -47,6 +45,7 @@ class SchedulerBrain:
         self._epoch = epoch
         self._books = Books(config, epoch)
         self._dispatch = Dispatch(config, epoch, self._books)
+        self._hearing = Hearing(epoch, self._books, self._dispatch)
         self._log = DecisionLog(config.max_explained)
         self._withdrawn = 0
         self._now = 0.0
@@ -91,9 +90,9 @@ class SchedulerBrain:
             case Audited(router, awaited):
                 return self._audited(router, awaited, now)
             case Reported(report):
-                return self._reported(report, now)
+                return self._hearing.reported(report, now)
             case ShardGone(shard):
-                return self._shard_gone(shard, now)
+                return self._hearing.gone(shard, now)
             case Ticked():
                 return self._ticked(now)
 
@@ -138,59 +137,10 @@ class SchedulerBrain:
             entry = self._books.leases.entry(request_id)
             yield Ask(router, request_id) if entry is None else Tell(router, entry.lease)
 
-    def _reported(self, report: ShardReport, now: float) -> Iterator[Instruction]:
-        """A life of a shard that is not known is not believed before it reports in full."""
-        known = self._books.leases.shard(report.shard)
-        if known is None and not report.full:
-            yield Acknowledge(report.shard, ReportAck(self._epoch, resync=True))
-            return
-        if known is None or report.number > known.number:
-            self._believe(report, now)
-        shard = self._books.leases.hear(report.shard, now)
-        yield Acknowledge(report.shard, ReportAck(self._epoch, shard.resync))
-        yield from self._reunite(report, now)
-        if known is None:
-            yield from self._refuse_waiting(report.shard.model, now)
-        yield from self._dispatch.settle(now)
-
-    def _believe(self, report: ShardReport, now: float) -> None:
-        name = report.shard.shard
-        if report.full:
-            self._books.index.drop(name)
-            self._books.leases.reconcile(report, now)
-            self._dispatch.admission.served(report.shard.model, now)
-        else:
-            self._books.leases.settle(report, now)
-        self._books.index.store(name, report.stored)
-        self._books.index.remove(name, report.removed)
-
-    def _reunite(self, report: ShardReport, now: float) -> Iterator[Instruction]:
-        """Who waits for a lease that a shard turns out to hold already is told of it."""
-        for held in report.held:
-            self._dispatch.granting.park(held.tenant)
-            entry = self._books.leases.entry(held.request_id)
-            waiting = self._books.queues.remove(held.request_id) if entry else None
-            if entry is not None and waiting is not None:
-                yield Tell(waiting.submission.router, entry.lease)
-
-    def _shard_gone(self, shard: ShardRef, now: float) -> Iterator[Instruction]:
-        """Its leases are lost with it; whoever held them asks again."""
-        if self._books.leases.shard(shard) is not None:
-            self._books.index.drop(shard.shard)
-            self._books.leases.drop(shard.shard)
-            yield from self._refuse_waiting(shard.model, now)
-            yield from self._dispatch.settle(now)
-
     def _ticked(self, now: float) -> Iterator[Instruction]:
-        silent_since = now - self._config.shard_timeout_s
-        for shard in [s for s in self._books.leases.shards() if s.heard_at <= silent_since]:
-            yield from self._shard_gone(shard.ref, now)
+        yield from self._hearing.silent(now - self._config.shard_timeout_s, now)
         self._books.leases.doubt_unclaimed(now)
-        for waiting in self._dispatch.expiries.due(now):
-            yield from self._refuse_if_hopeless(waiting, now)
-        for model in self._books.queues.models():
-            if not len(self._books.leases.serving(model)):
-                yield from self._refuse_waiting(model, now)
+        yield from self._dispatch.expire(now)
         if now - self._audited_at >= self._config.audit_s:
             self._audit(now)
         yield from self._dispatch.pump_all(now)
@@ -199,16 +149,6 @@ class SchedulerBrain:
         self._audited_at = now
         for request_id in self._auditor.unreserved():
             self._dispatch.accounts.released(request_id, now)
-
-    def _refuse_waiting(self, model: str, now: float) -> Iterator[Instruction]:
-        """What a change of its shards has made impossible."""
-        for waiting in self._books.queues.of_model(model):
-            yield from self._refuse_if_hopeless(waiting, now)
-
-    def _refuse_if_hopeless(self, waiting: Waiting, now: float) -> Iterator[Instruction]:
-        refusal = self._dispatch.objection(waiting, now)
-        if refusal is not None:
-            yield Tell(waiting.submission.router, refusal)
 
     def stats(self) -> SchedulerStats:
         """As of the last event."""

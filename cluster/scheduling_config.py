@@ -128,7 +128,7 @@ class SchedulingConfig(Frozen):
     claim_timeout_s: float = Field(30.0, gt=0, description="A lease nobody used is taken back.")
     heartbeat_s: float = Field(1.0, gt=0, description="A shard reports at least this often.")
     audit_s: float = Field(
-        30.0, gt=0, description="So often doors, scheduler and shards compare their books."
+        30.0, gt=0, description="So often doors, routers, scheduler and shards compare their books."
     )
     shard_timeout_s: float = Field(10.0, gt=0, description="Silent for so long, a shard is lost.")
     step_timeout_s: float = Field(
