@@ -1,4 +1,4 @@
-"""For which models requests gather at this moment: the windows of all, opened as they are needed."""
+"""For which models requests gather at this moment: the windows of all."""
 
 from __future__ import annotations
 
