@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cluster.messages import Assignment, Emitted
+from cluster.sequences import OVERTAKERS
 from tests.cluster.paged_memory import assignment
 from tests.cluster.toy_shard import MakeShard, expected, prompt_of
 
@@ -56,6 +57,20 @@ def test_two_suspects_share_no_step_until_the_first_has_a_token(make_shard: Make
         {"a"},
         {"a", "b", "c"},
     ]
+
+
+def test_a_suspect_that_waits_for_a_verdict_holds_up_no_higher_class(
+    make_shard: MakeShard,
+) -> None:
+    shard = make_shard()
+    for name in ("tried", "waiting"):
+        shard.batcher.admit(replace(assignment(name, PROMPT, rank=1), suspect=True))
+    for _ in range(OVERTAKERS):  # so many that these stand before what comes now
+        shard.batcher.admit(assignment("gone", PROMPT))
+        shard.batcher.cancel("gone")
+    shard.batcher.admit(assignment("batch", PROMPT, rank=1))
+    shard.batcher.admit(assignment("chat", PROMPT))
+    assert [name for name, *_ in shard.step()] == ["tried", "chat"]
 
 
 def test_a_suspect_shares_its_step_with_whoever_is_none(make_shard: MakeShard) -> None:
