@@ -28,7 +28,9 @@ class Holdings:
         return self._tenants.get(tenant) or Holding()
 
     def add(self, bill: Bill) -> None:
-        holding = self._tenants.setdefault(bill.tenant, Holding())
+        holding = self._tenants.get(bill.tenant)
+        if holding is None:
+            holding = self._tenants[bill.tenant] = Holding()
         holding.requests += 1
         holding.pages += bill.pages
 
