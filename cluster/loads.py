@@ -194,8 +194,10 @@ class ModelShards:
         self.refresh()
         if self._views != {name: self._look(shard) for name, shard in self._shards.items()}:
             raise LedgerBroken("loads: a shard changed without notice")
-        for order in (*self._by_load.values(), *self._by_room.values()):
-            order.verify(self._views)
+        for by_load in self._by_load.values():
+            by_load.verify(self._views)
+        for by_room in self._by_room.values():
+            by_room.verify(self._views)
         taken = sum(shard.sequences for shard in self._shards.values())
         if not taken == self.taken == self.taken_by.total():
             raise LedgerBroken(f"loads: {self.taken} places kept as taken, {taken} counted")

@@ -10,7 +10,7 @@ import pytest
 from cluster.errors import IllegalTransition, LedgerBroken
 from cluster.leases import LeaseBook
 from cluster.messages import Lease, Reason, ShardRef
-from cluster.reports import HeldRequest, Prefilling, ShardCapacity, ShardReport
+from cluster.reports import NO_PREFILLING, HeldRequest, Prefilling, ShardCapacity, ShardReport
 from cluster.shard_books import OVER, TRANSITIONS, Bill, LeaseState, Load
 
 CAPACITY = ShardCapacity(block_size=16, total_pages=64, max_num_seqs=8, max_model_len=512)
@@ -38,9 +38,11 @@ def report(
     held: tuple[HeldRequest, ...] = (),
     full: bool = False,
     shard: ShardRef = SHARD,
-    **more: Prefilling,
+    prefilling: Prefilling = NO_PREFILLING,
 ) -> ShardReport:
-    return ShardReport(shard, number, CAPACITY, 64, started, ended, full=full, held=held, **more)
+    return ShardReport(
+        shard, number, CAPACITY, 64, started, ended, full=full, held=held, prefilling=prefilling
+    )
 
 
 def grant(book: LeaseBook, request_id: str = "a", now: float = 0.0) -> None:
