@@ -31,7 +31,8 @@ class RecentSeconds:
         self._old: Counter[int] = Counter()
 
     def record(self, seconds: float, now: float) -> None:
-        self._age(now)
+        if now - self._begun >= self._span_s:
+            self._age(now)
         if seconds <= SMALLEST_S:
             bucket = _FIRST
         else:

@@ -138,8 +138,8 @@ class FairQueues:
     def charge(self, submission: Submission, tokens: int) -> None:
         """It is served; to be called before it is removed, if it waited."""
         rank = self._ranks[submission.sla]
-        lane = self._lane(submission.model, submission.sla)
-        queue, sla = self._models[submission.model], submission.sla
+        queue, sla = self._queue(submission.model), submission.sla
+        lane = queue.lanes[rank]
         start = queue.starts[rank] if lane.depth else queue.clock.start(sla)
         queue.clock.charge(sla, start, tokens, self._classes[rank].weight)
         queue.starts[rank] = queue.clock.start(sla)
@@ -179,11 +179,15 @@ class FairQueues:
         share = self._classes[rank].weight / weights
         return min(lanes[rank].ahead(submission.tenant) / share, float(total))
 
-    def _lane(self, model: str, sla: str) -> Lane:
-        if model not in self._models:
+    def _queue(self, model: str) -> ModelQueue:
+        queue = self._models.get(model)
+        if queue is None:
             lanes = tuple(Lane(self._weight_of, self._parked) for _ in self._classes)
-            self._models[model] = ModelQueue(lanes)
-        return self._models[model].lanes[self._ranks[sla]]
+            queue = self._models[model] = ModelQueue(lanes)
+        return queue
+
+    def _lane(self, model: str, sla: str) -> Lane:
+        return self._queue(model).lanes[self._ranks[sla]]
 
     def _count(self, submission: Submission, requests: int) -> None:
         self._models[submission.model].depth += requests

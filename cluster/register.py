@@ -30,9 +30,8 @@ class ShardRegister:
 
     def serving(self, model: str) -> ModelShards:
         """The shards of `model`, perhaps none."""
-        if model not in self._models:
-            return ModelShards(self._placement)
-        return self._models[model]
+        shards = self._models.get(model)
+        return ModelShards(self._placement) if shards is None else shards
 
     def life(self, ref: ShardRef) -> ShardBook | None:
         """The book of this very life of the shard."""

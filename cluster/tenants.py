@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict, deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cluster.errors import LedgerBroken
 from cluster.fairness import OutputEstimate
@@ -95,8 +96,7 @@ class Tenant:
     refused: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Reservation:
+class Reservation(NamedTuple):
     """Tokens set aside for one request until it is known what it needed; without a budget there is
     no `part` to take them from."""
 
