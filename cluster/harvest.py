@@ -11,7 +11,7 @@ from cluster.steps import Chunk, StepPlan, StepResult, pair
 
 
 class Harvest:
-    """Totals since the start are `computed` and `sampled` tokens."""
+    """Advances sequences, forks and ends them; counts `computed` and `sampled` tokens in all."""
 
     def __init__(self, tables: BlockTables, roster: Roster, max_model_len: int) -> None:
         self._tables = tables
