@@ -30,6 +30,13 @@ class RouterGone:
 
 
 @dataclass(frozen=True, slots=True)
+class DoorGone:
+    """A door is dead: nobody would use a lease of what it has waiting."""
+
+    door: str
+
+
+@dataclass(frozen=True, slots=True)
 class Reported:
     """A shard says what happened there."""
 
@@ -48,7 +55,7 @@ class Ticked:
     """Time has passed."""
 
 
-Event = Submitted | Withdrawn | RouterGone | Reported | ShardGone | Ticked
+Event = Submitted | Withdrawn | RouterGone | DoorGone | Reported | ShardGone | Ticked
 
 
 @dataclass(frozen=True, slots=True)
