@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import asdict
 
+from actors.bookkeeping import Bookkeeping, no_record
 from actors.devices.assignment import assigned_ids
 from actors.devices.berth import assigned_berth
 from actors.doors import Doors
@@ -17,9 +18,6 @@ from actors.engine_building import build_engine
 from actors.engine_thread import EngineThread, Outcome
 from actors.identity import Identity, Pulse, node_id
 from actors.last_words import LastWords
-from actors.naming import SCHEDULER, ActorAddress
-from actors.reporting import Reporter, ReportLedger
-from actors.shard_audit import Ledgers, ShardAudit
 from actors.shard_spec import ShardSpec
 from actors.tasks import on_loop
 from actors.tether import Tether
@@ -52,8 +50,7 @@ class KVShard:
         self._tether = Tether(spec.tether_s, self._last_words.adrift)
         self._introduced = asyncio.Event()
         self._draining = False
-        self._reporter: Reporter | None = None
-        self._audit: ShardAudit | None = None
+        self._books: Bookkeeping | None = None
         self._latest: Outcome | None = None
 
     def __repr__(self) -> str:
@@ -76,17 +73,9 @@ class KVShard:
         self._threads.moor(assigned_berth(binding, assigned_ids(), self._spec.claims))
         self._engine.start()
         capacity = await asyncio.wrap_future(self._engine.capacity)
-        scheduler = ActorAddress(SCHEDULER, self._spec.namespace)
-        self._reporter = Reporter(
-            ReportLedger(self._spec.ref, capacity),
-            scheduler,
-            self._engine.ask_snapshot,
-            self._spec.timing.reports,
-            self._on_heard,
-        )
-        self._audit = ShardAudit(self._spec.ref, scheduler, self._ledgers(self._reporter))
-        self._last_words.keep_running(self._reporter.run())
-        self._last_words.keep_running(self._audit.run(self._spec.timing.audit_s))
+        self._books = Bookkeeping(self._spec, capacity, self._doors, self._engine, self._on_heard)
+        for loop in self._books.loops():
+            self._last_words.keep_running(loop)
         self._last_words.keep_running(self._sweep_doors())
         self._last_words.keep_running(self._threads.run(self._spec.timing.settle_s))
         return capacity
@@ -96,7 +85,7 @@ class KVShard:
         await self._introduced.wait()
 
     async def identity(self) -> Identity:
-        loaded = self._reporter is not None
+        loaded = self._books is not None
         return Identity(self._spec.stamp, self._spec.ref, loaded, self._draining, node_id())
 
     async def ping(self) -> Pulse:
@@ -136,11 +125,11 @@ class KVShard:
         unwanted, unknown = self._doors.compare(door, frozenset(request_ids))
         await self.cancel(door, tuple((request_id, None) for request_id in unwanted))
         for request_id in unknown:
-            failure = RequestFailed(request_id, Displaced.__name__, self._no_record())
+            failure = RequestFailed(request_id, Displaced.__name__, no_record(self._spec.ref))
             self._doors.refuse(door, failure, self._loop.time())
-        if self._audit is not None:
-            self._audit.count(Discrepancy.UNWANTED, len(unwanted))
-            self._audit.count(Discrepancy.UNKNOWN, len(unknown))
+        if self._books is not None:
+            self._books.count(Discrepancy.UNWANTED, len(unwanted))
+            self._books.count(Discrepancy.UNKNOWN, len(unknown))
 
     async def deltas(self, door: str, acknowledged: int) -> DeltaBatch:
         """Long poll: all that came for `door` since batch `acknowledged`, or that batch again.
@@ -158,8 +147,8 @@ class KVShard:
         """
         self._draining = True
         name = self._spec.ref.shard
-        if self._reporter is not None:
-            self._reporter.leave()
+        if self._books is not None:
+            self._books.leave()
         await self._doors.idle(limit_s)
         if stuck:
             self._doors.fail(self._engine.computing(), StepFailed.__name__, f"{name} is stuck")
@@ -182,7 +171,7 @@ class KVShard:
             doors=len(self._doors),
             threads=self._threads.count,
             binding=binding,
-            mended=dict(self._audit.mended) if self._audit else {},
+            mended=dict(self._books.mended) if self._books else {},
             **engine,
         )
 
@@ -202,28 +191,13 @@ class KVShard:
         self._latest = outcome
         self._doors.deliver(outcome.deltas)
         self._doors.leave(outcome.progress.ended)
-        if self._reporter is not None:
-            self._reporter.enter(outcome)
-        if self._audit is not None and outcome.snapshot is not None:
-            self._audit.enter(frozenset(one.request_id for one in outcome.snapshot.held))
+        if self._books is not None:
+            self._books.enter(outcome)
 
     def _on_heard(self) -> None:
         """A scheduler lives, and knows of the shard, so somebody may want it."""
         self._introduced.set()
         self._tether.hold()
-
-    def _ledgers(self, reporter: Reporter) -> Ledgers:
-        kind = Displaced.__name__
-        return Ledgers(
-            at_doors=self._doors.requests,
-            ask_engine=self._engine.ask_snapshot,
-            end=lambda request_id: self._engine.cancel(request_id, None),
-            tell_doors=lambda request_ids: self._doors.fail(request_ids, kind, self._no_record()),
-            report_in_full=reporter.resync,
-        )
-
-    def _no_record(self) -> str:
-        return f"{self._spec.ref.shard} has no record of it any more"
 
     async def _sweep_doors(self) -> None:
         while True:
