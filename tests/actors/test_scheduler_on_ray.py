@@ -74,13 +74,19 @@ def test_pending_decisions_come_by_a_poll_and_again_until_acknowledged(scheduler
 class Process:
     """In which a door is, as far as the scheduler sees it."""
 
+    def called(self) -> str | None:
+        return ray.get_runtime_context().get_actor_name()
+
+    def pid(self) -> int:
+        return os.getpid()
+
 
 def test_what_the_door_of_a_killed_process_has_waiting_is_dropped(scheduler: Any) -> None:
-    doors = {name: Process.options(name=name).remote() for name in ("dying", "living")}
-    ray.get([door.__ray_ready__.remote() for door in doors.values()])
-    asked = [replace(submission(name), door=name) for name in ("dying", "living")]
+    doors = [Process.options(name=name).remote() for name in ("dying", "living")]
+    names = ray.get([door.called.remote() for door in doors])
+    asked = [replace(submission(name), door=name) for name in names]
     ray.get(scheduler.submit.remote("r1", (submission("a"), *asked)))
-    os.kill(ray.get(doors["dying"].__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+    os.kill(ray.get(doors[0].pid.remote()), signal.SIGKILL)
     batch = ray.get(scheduler.decisions.remote("r1", 0), timeout=60)
     assert [decision.request_id for decision in batch.decisions] == ["dying"]
     assert ray.get(scheduler.stats.remote()).queued == {"P0": 0, "P1": 1, "P2": 0}
