@@ -70,19 +70,20 @@ def test_pending_decisions_come_by_a_poll_and_again_until_acknowledged(scheduler
     assert ray.get(scheduler.decisions.remote("r1", 0)) == batch
 
 
-@ray.remote(num_cpus=0)
 class Process:
     """In which a door is, as far as the scheduler sees it."""
 
     def called(self) -> str | None:
-        return ray.get_runtime_context().get_actor_name()
+        name: str | None = ray.get_runtime_context().get_actor_name()
+        return name
 
     def pid(self) -> int:
         return os.getpid()
 
 
 def test_what_the_door_of_a_killed_process_has_waiting_is_dropped(scheduler: Any) -> None:
-    doors = [Process.options(name=name).remote() for name in ("dying", "living")]
+    actor = ray.remote(num_cpus=0)(Process)
+    doors = [actor.options(name=name).remote() for name in ("dying", "living")]
     names = ray.get([door.called.remote() for door in doors])
     asked = [replace(submission(name), door=name) for name in names]
     ray.get(scheduler.submit.remote("r1", (submission("a"), *asked)))
