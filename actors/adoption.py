@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from dataclasses import dataclass
+from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
 from actors.identity import Identity
-from actors.lives import Life
-from actors.naming import SCHEDULER, ActorAddress, shard_index
+from actors.lives import Life, Patience, bury
+from actors.naming import SCHEDULER, ActorAddress, shard_index, shard_model
 from cluster.errors import NotReady
 
 logger = logging.getLogger(__name__)
@@ -20,36 +20,63 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A living actor of the namespace, and what it says it is."""
+    """An actor that bears one of the fleet's names, and what it says it is: None where it is mute,
+    because it loads, or hangs, or has not begun."""
 
     name: str
-    index: int
-    life: Life
-    identity: Identity
+    handle: Any
+    identity: Identity | None
+
+    @property
+    def model(self) -> str | None:
+        return None if self.name == SCHEDULER else shard_model(self.name)
+
+    @property
+    def index(self) -> int:
+        return shard_index(self.name) or 0
+
+    def life(self, load_timeout_s: float = 0.0) -> Life:
+        """To go on with; a shard that has not loaded yet has so many seconds for it."""
+        if self.identity is None:
+            return Life(self.handle, {})
+        shard, loaded = self.identity.shard, self.identity.loaded
+        return Life(self.handle, {}, shard, load_timeout_s, loaded)
 
 
 async def find_living(namespace: str, answer_s: float) -> list[Found]:
-    """Every scheduler and shard there is. Who does not answer within `answer_s` is killed: nobody
-    could tell what it is, and its name is needed."""
-    entries = await asyncio.to_thread(ray.util.list_named_actors, all_namespaces=True)
-    names = [one["name"] for one in entries if one["namespace"] == namespace]
-    looks = [_look_at(ActorAddress(name, namespace), answer_s) for name in sorted(names)]
-    return [found for found in await asyncio.gather(*looks) if found is not None]
+    """Every scheduler and shard there is; `answer_s` are left to each to say what it is."""
+    addresses = await _addresses(namespace)
+    looks = await asyncio.gather(*(look_at(address, answer_s) for address in addresses))
+    return [found for found in looks if found is not None]
 
 
-async def _look_at(address: ActorAddress, answer_s: float) -> Found | None:
-    index = 0 if address.name == SCHEDULER else shard_index(address.name)
-    if index is None:
-        return None
-    with contextlib.suppress(NotReady):
+async def look_at(address: ActorAddress, answer_s: float) -> Found | None:
+    """Who bears the name; None where nobody lives who does."""
+    try:
         handle = await address.look_up()
-        try:
-            async with asyncio.timeout(answer_s):
-                identity: Identity = await handle.identity.remote()
-        except (RayError, TimeoutError) as error:
-            logger.warning("%s does not say what it is: %s", address.name, error)
-            ray.kill(handle)
-        else:
-            life = Life(handle, {}, identity.shard, loaded=identity.loaded)
-            return Found(address.name, index, life, identity)
-    return None
+    except NotReady:
+        return None
+    try:
+        async with asyncio.timeout(answer_s):
+            return Found(address.name, handle, await handle.identity.remote())
+    except TimeoutError:
+        return Found(address.name, handle, None)
+    except RayError as error:
+        logger.warning("%s is dead: %s", address.name, error)
+        ray.kill(handle)  # Ray keeps the name of a dead one until it is killed too
+        return None
+
+
+async def end_living(namespace: str, patience: Patience) -> None:
+    """See to it that every scheduler and shard there is dies, whoever made it; none is asked."""
+    addresses = await _addresses(namespace)
+    looks = await asyncio.gather(*(look_at(address, 0.0) for address in addresses))
+    await asyncio.gather(*(bury(found.life(), patience) for found in looks if found is not None))
+
+
+async def _addresses(namespace: str) -> list[ActorAddress]:
+    """Of all in the namespace whose names are the fleet's to give."""
+    entries = await asyncio.to_thread(ray.util.list_named_actors, all_namespaces=True)
+    names = sorted(one["name"] for one in entries if one["namespace"] == namespace)
+    ours = [name for name in names if name == SCHEDULER or shard_index(name) is not None]
+    return [ActorAddress(name, namespace) for name in ours]

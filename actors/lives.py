@@ -11,7 +11,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from actors.identity import Pulse
+from actors.identity import Identity, Pulse
 from actors.lifecycle import Event
 from actors.tasks import first_to_end
 from cluster.errors import ShardLost, ShoalError, StepFailed, Unschedulable
@@ -39,7 +39,7 @@ class Patience:
 class Life:
     """One life of an actor: its handle, what it asked Ray for, and, of a shard, which it is.
 
-    One that was found `loaded` already has its beginning behind it.
+    One that is `loaded`, or was found so, has its beginning behind it.
     """
 
     handle: Any
@@ -53,9 +53,15 @@ Listener = Callable[[Event | None, str], None]
 """Hears how a life goes on: an event, or None where there is only something to say."""
 
 
-async def live(life: Life, patience: Patience, tell: Listener) -> None:
-    """Placed, loaded, then watched until it is lost. Raises what ended it."""
+async def live(
+    life: Life, patience: Patience, tell: Listener, stands: Callable[[str], None]
+) -> None:
+    """Placed, loaded, then watched until it is lost. Raises what ended it.
+
+    `stands` hears on which node Ray has put it, before `tell` hears that it has.
+    """
     if not life.loaded:
+        stands(await _placed(life, patience, tell))
         await _begun(life, patience, tell)
     await first_to_end(_death(life.handle), _progress(life.handle, patience))
 
@@ -66,10 +72,11 @@ async def hand_back(
     """Have a shard that is to be buried finish what ends within `limit_s`, and tell its doors that
     the rest goes on elsewhere.
 
-    `fault` is what its life ended with, if with any; a shard that is dead or mute is not asked.
+    `fault` is what its life ended with, if with any; a shard that is dead or mute is not asked, nor
+    one that has not loaded, which has none.
     """
     speaks = fault is None or isinstance(fault, (RayTaskError, StepFailed))
-    if life.shard is not None and speaks:
+    if life.shard is not None and life.loaded and speaks:
         with contextlib.suppress(RayError, TimeoutError):
             async with asyncio.timeout(limit_s + patience.let_go_s):
                 await life.handle.drain.remote(isinstance(fault, StepFailed), limit_s)
@@ -92,7 +99,6 @@ def in_words(error: BaseException) -> str:
 
 
 async def _begun(life: Life, patience: Patience, tell: Listener) -> None:
-    await _placed(life, patience, tell)
     tell(Event.PLACED, "")
     if life.shard is not None:
         loading = replace(patience, ping_s=patience.load_ping_s)
@@ -101,16 +107,18 @@ async def _begun(life: Life, patience: Patience, tell: Listener) -> None:
     tell(Event.LOADED, "")
 
 
-async def _placed(life: Life, patience: Patience, tell: Listener) -> None:
-    """Ray waits in silence for a node that may never come; this says what is missing."""
-    answer = asyncio.ensure_future(_answer(life.handle.ping.remote()))
+async def _placed(life: Life, patience: Patience, tell: Listener) -> str:
+    """The node it is on. Ray waits in silence for one that may never come; this says what is
+    missing."""
+    answer = asyncio.ensure_future(_answer(life.handle.identity.remote()))
     try:
         while not (await asyncio.wait({answer}, timeout=patience.place_s))[0]:
             event = Event.CRAMPED if any(life.asked.values()) else None
             tell(event, await asyncio.to_thread(_what_is_missing, life.asked))
-        answer.result()
+        identity: Identity = answer.result()
     finally:
         answer.cancel()
+    return identity.node
 
 
 async def _loaded(life: Life) -> None:

@@ -23,6 +23,11 @@ def shard_index(name: str) -> int | None:
     return int(index) if found and index.isdecimal() else None
 
 
+def shard_model(name: str) -> str:
+    """The model of the shard that is called so."""
+    return name.rpartition("/shard-")[0]
+
+
 @dataclass(frozen=True, slots=True)
 class ActorAddress:
     """A name in a namespace. Who answers to it changes when an actor is replaced."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import ray
-
+from actors.nodes import Node, living_nodes
 from actors.sharing import Share
 from actors.survey import survey
 from cluster.config import ModelConfig
@@ -29,14 +28,14 @@ logger = logging.getLogger(__name__)
 class Places:
     """The places of the fleet's shards, by the planner, as far as it is asked.
 
-    It decides on nodes. Which GPU of its node a shard gets is Ray's to say, who counts them.
-    `nodes` lists Ray's nodes as `ray.nodes` does, and may block.
+    It decides on nodes. Which GPU of its node a shard gets is Ray's to say, who counts them, and
+    where the planned node is full, so is which node. `nodes` lists those that are there.
     """
 
     def __init__(
         self,
         models: Iterable[ModelConfig],
-        nodes: Callable[[], list[dict[str, Any]]] = ray.nodes,
+        nodes: Callable[[], Awaitable[Sequence[Node]]] = living_nodes,
         look: Look = lambda known: survey(known=known),
     ) -> None:
         self._models = {model.name: model for model in models}
@@ -45,6 +44,7 @@ class Places:
         self._topology = Topology(())
         self._taken: dict[Shard, Placement] = {}
         self._noted: dict[Shard, str] = {}
+        self._awaited: dict[Shard, str] = {}
         self._avoided: frozenset[str] = frozenset()
         self._looking = asyncio.Lock()
 
@@ -54,9 +54,15 @@ class Places:
         None where the planner has no place for it: Ray may know better.
         """
         self.leave(model, index)
+        node = await self._planned(model, index, share)
+        if node is not None:
+            self._awaited[model, index] = node
+        return node
+
+    async def _planned(self, model: str, index: int, share: Share) -> str | None:
         able = await self._able(self._models[model], share)
         if len(able) == 1:
-            self.note(model, index, able[0])
+            self._noted[model, index] = able[0]
             return able[0]
         topology = await self._survey(able)
         wish = _wish(self._models[model], share)
@@ -68,8 +74,24 @@ class Places:
         return made.placements[0].node if made.placements else None
 
     def note(self, model: str, index: int, node: str) -> None:
-        """The shard is there, whoever put it there."""
-        self._noted[model, index] = node
+        """The shard is there, whoever put it there, and wherever it was to go."""
+        self._awaited.pop((model, index), None)
+        taken = self._taken.get((model, index))
+        if taken is None or taken.node != node:
+            self._taken.pop((model, index), None)
+            self._noted[model, index] = node
+
+    def on(self, nodes: frozenset[str]) -> list[Shard]:
+        """The shards that are on these nodes, or on the way there."""
+        homes = self._noted | {shard: place.node for shard, place in self._taken.items()}
+        return [shard for shard, node in homes.items() if node in nodes]
+
+    async def astray(self) -> list[Shard]:
+        """The shards on the way to a node that is not there, so that Ray cannot begin them."""
+        if not self._awaited:
+            return []
+        there = {node["NodeID"] for node in await self._nodes()}
+        return [shard for shard, node in self._awaited.items() if node not in there]
 
     def avoid(self, nodes: frozenset[str]) -> None:
         """From now on no shard goes to these."""
@@ -79,12 +101,13 @@ class Places:
         """The shard is gone, and its place free."""
         self._taken.pop((model, index), None)
         self._noted.pop((model, index), None)
+        self._awaited.pop((model, index), None)
 
     async def _able(self, model: ModelConfig, share: Share) -> list[str]:
-        """The living nodes whose Ray resources, were they all free, would do for a shard."""
+        """The nodes whose Ray resources, were they all free, would do for a shard."""
         asked = {"CPU": share.cpus, "GPU": share.gpus, **model.resources.custom}
-        living = [node for node in await asyncio.to_thread(self._nodes) if node["Alive"]]
-        able = {node["NodeID"] for node in living if _offers(node["Resources"], asked)}
+        there = await self._nodes()
+        able = {node["NodeID"] for node in there if _offers(node["Resources"], asked)}
         return sorted(able - self._avoided)
 
     async def _survey(self, able: list[str]) -> Topology:

@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
+from actors.door_watch import DoorWatch
 from actors.identity import Identity, node_id
 from actors.tether import Tether
 from cluster.events import (
     Acknowledge,
     Ask,
     Audited,
+    DoorGone,
     Event,
     Instruction,
     Reported,
@@ -107,6 +109,7 @@ class BatchScheduler:
         self._wakes_at = math.inf
         self._stamp = stamp
         self._tether = Tether(tether_s, partial(os._exit, 0))
+        self._door_watch = DoorWatch(self._brain.doors, self._door_gone)
 
     def __repr__(self) -> str:
         return f"BatchScheduler(epoch={self._epoch})"
@@ -116,6 +119,8 @@ class BatchScheduler:
     ) -> tuple[Decision, ...]:
         """Those decided at once; the others come by `decisions` to the router they name."""
         self._mailbox(router)
+        if any(one.door for one in submissions):
+            self._door_watch.start()
         brought = [each for one in submissions for each in self._handle(Submitted(one))]
         told = [each for each in brought if isinstance(each, Tell)]
         # An arrival may close a window, and with it let requests of other routers be served.
@@ -216,6 +221,9 @@ class BatchScheduler:
         self._post(self._handle(RouterGone(router)))
         for request_id in leases:
             self._post(self._handle(Withdrawn(request_id)))
+
+    def _door_gone(self, door: str) -> None:
+        self._post(self._handle(DoorGone(door)))
 
     def _handle(self, event: Event) -> tuple[Instruction, ...]:
         """The only way to the brain. The timer starts with the first event, inside the loop."""

@@ -10,6 +10,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.devices.discovery import discover
+from actors.nodes import living_nodes
 from cluster.topology import Node, Topology
 
 PATIENCE_S = 20.0
@@ -23,8 +24,7 @@ async def survey(patience_s: float = PATIENCE_S, known: Topology = NOTHING) -> T
 
     One that does not answer within `patience_s` seconds is left out.
     """
-    living = await asyncio.to_thread(ray.nodes)
-    ids = sorted(node["NodeID"] for node in living if node["Alive"])
+    ids = sorted(node["NodeID"] for node in await living_nodes())
     answers = await asyncio.gather(*(_ask(node, patience_s, known) for node in ids))
     return Topology(tuple(node for node in answers if node is not None))
 

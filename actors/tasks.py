@@ -1,10 +1,12 @@
-"""Small helpers for asyncio tasks that belong to somebody."""
+"""Small helpers for asyncio: tasks that belong to somebody, and calls from other threads."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 async def first_to_end(*works: Coroutine[Any, Any, None]) -> None:
@@ -23,3 +25,12 @@ async def cancel_all(*tasks: asyncio.Task[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def on_loop(loop: asyncio.AbstractEventLoop, method: Callable[[T], None]) -> Callable[[T], None]:
+    """The method, to be called on another thread and run on the loop."""
+
+    def call(argument: T) -> None:
+        loop.call_soon_threadsafe(method, argument)
+
+    return call

@@ -8,7 +8,7 @@ than one; fewer only after a whole period in which fewer would have done.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cluster.autoscaling_config import AutoscalingConfig
 from cluster.stats import ModelStats
@@ -174,6 +174,8 @@ class Autoscaler:
         self._serving = stats.shards
         self._means.take(stats, now)
         seen = self._means.seen(settled=now >= self._settled_at)
+        # More than are wanted are there while one replaces another, or while they leave.
+        seen = replace(seen, shards=min(seen.shards, self._wanted))
         needed = self._config.min_shards if stats.idle else self._needed(seen, now)
         if needed > self._wanted:
             return self._grow(needed, seen, now)

@@ -38,6 +38,13 @@ class Audited:
 
 
 @dataclass(frozen=True, slots=True)
+class DoorGone:
+    """A door is dead: nobody would use a lease of what it has waiting."""
+
+    door: str
+
+
+@dataclass(frozen=True, slots=True)
 class Reported:
     """A shard says what happened there."""
 
@@ -56,7 +63,7 @@ class Ticked:
     """Time has passed."""
 
 
-Event = Submitted | Withdrawn | RouterGone | Audited | Reported | ShardGone | Ticked
+Event = Submitted | Withdrawn | RouterGone | DoorGone | Audited | Reported | ShardGone | Ticked
 
 
 @dataclass(frozen=True, slots=True)

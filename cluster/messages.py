@@ -81,7 +81,8 @@ class Submission:
 
     `router` names who is told the decision. `page_hashes` are those of the prompt's full pages.
     `deadline_s` is how long from now the first output may take. One that `goes_on` was served
-    before and lost its shard: no full queue and no budget turns it away.
+    before and lost its shard: no full queue and no budget turns it away. `door` is the Ray actor at
+    which its client stands; empty where it is in none.
     """
 
     request_id: str
@@ -95,6 +96,7 @@ class Submission:
     page_hashes: tuple[PageHash, ...]
     deadline_s: float | None = None
     goes_on: bool = False
+    door: str = ""
 
 
 @message

@@ -6,7 +6,7 @@ no network; `handle` is its only door, and the same history always gives the sam
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from cluster.auditing import Auditor
 from cluster.books import Books
@@ -14,6 +14,7 @@ from cluster.dispatch import Dispatch
 from cluster.events import (
     Ask,
     Audited,
+    DoorGone,
     Event,
     Instruction,
     Reported,
@@ -26,7 +27,7 @@ from cluster.events import (
 )
 from cluster.explanations import DecisionLog, Explanation, Forecast
 from cluster.hearing import Hearing
-from cluster.messages import ShardRef, Submission
+from cluster.messages import Refusal, RefusalKind, ShardRef, Submission
 from cluster.scheduling_config import SchedulingConfig
 from cluster.shard_books import LeaseState
 from cluster.snapshots import scheduler_stats
@@ -74,6 +75,10 @@ class SchedulerBrain:
         """What would become of `submission` if it came now, and why; changes nothing."""
         return self._dispatch.forecast(submission, now)
 
+    def doors(self) -> frozenset[str]:
+        """At which somebody waits."""
+        return frozenset(one.submission.door for one in self._books.queues) - {""}
+
     def leases_on(self, shard: ShardRef) -> frozenset[str]:
         """The requests that hold a lease on this life of the shard."""
         book = self._books.leases.shard(shard)
@@ -89,6 +94,8 @@ class SchedulerBrain:
                 return self._router_gone(router, now)
             case Audited(router, awaited):
                 return self._audited(router, awaited, now)
+            case DoorGone(door):
+                return self._door_gone(door, now)
             case Reported(report):
                 return self._hearing.reported(report, now)
             case ShardGone(shard):
@@ -122,12 +129,24 @@ class SchedulerBrain:
             yield from self._dispatch.settle(now)
 
     def _router_gone(self, router: str, now: float) -> Iterator[Instruction]:
-        for waiting in [w for w in self._books.queues if w.submission.router == router]:
-            self._books.queues.remove(waiting.submission.request_id)
-            self._dispatch.accounts.released(waiting.submission.request_id, now)
-            self._withdrawn += 1
+        self._drop([w.submission for w in self._books.queues if w.submission.router == router], now)
         self._auditor.forget(router)
         yield from self._dispatch.pump_all(now)
+
+    def _door_gone(self, door: str, now: float) -> Iterator[Instruction]:
+        """The routers live on, and would wait for ever for what they are not told of."""
+        dropped = [w.submission for w in self._books.queues if w.submission.door == door]
+        self._drop(dropped, now)
+        for one in dropped:
+            why = "the door at which its client stood is gone"
+            yield Tell(one.router, Refusal(one.request_id, RefusalKind.QUEUE_TIMEOUT, why, 0.0))
+        yield from self._dispatch.pump_all(now)
+
+    def _drop(self, nobodys: Iterable[Submission], now: float) -> None:
+        for submission in nobodys:
+            self._books.queues.remove(submission.request_id)
+            self._dispatch.accounts.released(submission.request_id, now)
+            self._withdrawn += 1
 
     def _audited(self, router: str, awaited: frozenset[str], now: float) -> Iterator[Instruction]:
         """What was lost between it and the scheduler: a withdrawal, a decision, a submission."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
-from ray.serve.schema import ApplicationStatus
+from ray.serve.schema import ApplicationStatus, ServeStatus
 
 from actors.creation import ON_HEAD
 from actors.fleet import Fleet
@@ -61,19 +62,20 @@ class FleetDeployment:
     async def __del__(self) -> None:
         """Serve awaits this as it stops the replica. With the application goes every actor; else
         they serve on until the next replica finds them."""
-        if await _is_to_stay(self._application):
+        if await is_to_stay(self._application):
             await self._fleet.let_go()
         else:
             await self._fleet.stop()
 
 
-async def _is_to_stay(application: str) -> bool:
-    """Whether Serve goes on with the application. Where it does not say so, nothing is to leak."""
+async def is_to_stay(application: str, ask: Callable[[], ServeStatus] = serve.status) -> bool:
+    """Whether Serve goes on with the application, as far as is known: where Serve does not say, the
+    shards go on serving, and end by themselves if no successor comes. `ask` may block."""
     try:
         async with asyncio.timeout(STATUS_TIMEOUT_S):
-            status = await asyncio.to_thread(serve.status)
+            status = await asyncio.to_thread(ask)
     except (RayError, RayServeException, TimeoutError):
-        return False
+        return True
     overview = status.applications.get(application)
     return overview is not None and overview.status not in LEAVING
 

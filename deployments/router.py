@@ -90,14 +90,18 @@ class Router:
 class RouterHandle:
     """The routing deployment as doors call it: another replica is asked when one dies."""
 
-    def __init__(self, handle: DeploymentHandle, retry_s: float = HANDLE_RETRY_S) -> None:
+    def __init__(
+        self, handle: DeploymentHandle, retry_s: float = HANDLE_RETRY_S, door: str = ""
+    ) -> None:
+        """`door`: the Ray name of the actor in which this is, if it is in one."""
+        self._door = door
         self._handle = handle
         self._retry_s = retry_s
 
     async def place(self, submission: Submission) -> Decision:
         """See `Router.place`; cancelling the wait withdraws the request."""
         try:
-            return await self._decision(submission)
+            return await self._decision(replace(submission, door=self._door))
         except asyncio.CancelledError:
             self.withdraw(submission.request_id)
             raise

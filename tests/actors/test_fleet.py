@@ -15,11 +15,13 @@ import ray
 from ray.exceptions import RayError
 
 from actors.channel import Channels
+from actors.creation import create_shard
 from actors.fleet import Fleet
 from actors.fleet_status import MemberStatus
 from actors.fleet_timing import FleetTiming, timing_of
 from actors.lifecycle import Backoff, State
 from actors.lives import Patience
+from actors.shard_spec import ShardSpec
 from cluster.config import BatchingConfig, FleetConfig, ModelConfig, ResourcesConfig, ShoalConfig
 from cluster.errors import Displaced, ModelNotFound, ShardLost, StepFailed
 from cluster.messages import ShardRef
@@ -52,14 +54,19 @@ class Sea:
     """A fleet and its namespace."""
 
     def __init__(
-        self, namespace: str, *models: ModelConfig, timing: FleetTiming | None = None
+        self,
+        namespace: str,
+        *models: ModelConfig,
+        timing: FleetTiming | None = None,
+        drain_s: float = 0.5,
     ) -> None:
         self.namespace = namespace
         self._timing = timing or QUICK
+        self._drain_s = drain_s
         self.begin(*models)
 
     def begin(self, *models: ModelConfig) -> None:
-        config = ShoalConfig(models=models, fleet=FleetConfig(drain_s=0.5))
+        config = ShoalConfig(models=models, fleet=FleetConfig(drain_s=self._drain_s))
         self.fleet = Fleet(config, self.namespace, self._timing)
         self.fleet.start()
 
@@ -297,6 +304,72 @@ async def test_a_leaving_shard_that_a_successor_finds_leaves(folder: Path) -> No
         return await sea.knows(1) and await sea.shards() != (before,)
 
     await until(replaced)
+    await sea.fleet.stop()
+
+
+async def test_a_shard_that_is_too_busy_to_say_what_it_is_is_not_given_up(folder: Path) -> None:
+    brief = replace(QUICK, patience=replace(QUICK.patience, ping_s=1.0, load_ping_s=60.0))
+    sea = Sea("mute-tests", tiny_model(folder), timing=brief)
+    await until(lambda: sea.knows(1))
+    (before,), pid = await sea.shards(), await pid_of(sea.actor("tiny/shard-0"))
+    await sea.fleet.let_go()
+    os.kill(pid, signal.SIGSTOP)  # as deaf as one that loads
+    sea.begin(tiny_model(folder))
+
+    async def found_mute() -> bool:
+        states = {one.name: one.state for one in sea.fleet.status().members}
+        return states.get("tiny/shard-0") is State.PENDING
+
+    await until(found_mute)
+    os.kill(pid, signal.SIGCONT)
+    await until(lambda: sea.knows(1))
+    assert await sea.shards() == (before,)
+    await sea.fleet.stop()
+
+
+async def test_a_name_that_another_owner_has_taken_is_taken_back(folder: Path) -> None:
+    sea = Sea("overlap-tests", tiny_model(folder))
+    await until(lambda: sea.knows(1))
+    spec = ShardSpec(
+        ShardRef("tiny/shard-1", "tiny", "tiny/shard-1", "of another"),
+        tiny_model(folder),
+        sea.namespace,
+        threads=1,
+        timing=TIMING,
+        tether_s=600.0,
+    )
+    stranger = create_shard(spec, cpus=0)
+    await stranger.handle.load.remote()
+    sea.fleet.scale({"tiny": 2})
+
+    async def replaced() -> bool:
+        refs = await sea.shards()
+        return await sea.knows(2) and all(ref.incarnation != "of another" for ref in refs)
+
+    await until(replaced)
+    await sea.fleet.stop()
+
+
+async def test_a_fleet_that_is_stopped_before_it_has_found_its_actors_leaves_none(
+    folder: Path,
+) -> None:
+    sea = Sea("unfound-tests", tiny_model(folder))
+    await until(lambda: sea.knows(1))
+    await sea.succeed(tiny_model(folder))
+    await sea.fleet.stop()
+    assert sea.names() == []
+
+
+async def test_a_shard_that_never_began_is_not_asked_to_finish_anything(folder: Path) -> None:
+    asks = ResourcesConfig(cpus=64)
+    sea = Sea("unbegun-tests", tiny_model(folder, resources=asks), drain_s=600.0)
+
+    async def asked_for() -> bool:
+        return "tiny/shard-0" in sea.names()
+
+    await until(asked_for)
+    sea.fleet.scale({"tiny": 0})
+    await until(lambda: sea.knows(0))
     await sea.fleet.stop()
 
 

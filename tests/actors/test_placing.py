@@ -26,11 +26,8 @@ class Sites:
         self.model = ModelConfig(name="m", resources=ResourcesConfig(**resources))
         self.places = Places([self.model], self._list, self._look)
 
-    def _list(self) -> list[dict[str, Any]]:
-        return [
-            {"NodeID": name, "Alive": True, "Resources": resources}
-            for name, resources in self.nodes.items()
-        ]
+    async def _list(self) -> list[dict[str, Any]]:
+        return [{"NodeID": name, "Resources": resources} for name, resources in self.nodes.items()]
 
     async def _look(self, known: Topology) -> Topology:
         fresh = [name for name in sorted(self.nodes) if known.node(name) is None]
@@ -98,6 +95,41 @@ async def test_a_shard_that_was_found_on_its_node_is_known_to_be_there() -> None
     sites.places.note("m", 0, "a")
 
     assert await sites.find(1) == "b"
+
+
+async def test_a_shard_that_ray_put_elsewhere_is_known_to_be_there() -> None:
+    sites = Sites("a", "b", "c")
+    assert await sites.found(2) == ["a", "b"]
+    sites.places.note("m", 1, "c")
+
+    assert await sites.find(2) == "b"
+
+
+async def test_who_is_on_a_node_or_on_the_way_there_can_be_asked() -> None:
+    sites = Sites("a", "b", "c")
+    await sites.found(3)
+    sites.places.note("m", 0, "b")
+
+    assert sorted(sites.places.on(frozenset({"a", "b"}))) == [("m", 0), ("m", 1)]
+
+
+async def test_who_waits_to_begin_on_a_node_that_is_gone_is_astray() -> None:
+    sites = Sites("a", "b")
+    await sites.found(3)
+    sites.places.note("m", 0, "a")
+    del sites.nodes["a"]
+
+    assert await sites.places.astray() == [("m", 2)]
+
+
+async def test_who_has_begun_or_left_is_not_astray() -> None:
+    sites = Sites("a")
+    await sites.found(2)
+    sites.places.note("m", 0, "a")
+    sites.places.leave("m", 1)
+    sites.nodes.clear()
+
+    assert await sites.places.astray() == []
 
 
 async def test_a_node_that_is_to_go_gets_no_shard() -> None:

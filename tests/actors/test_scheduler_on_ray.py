@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +68,29 @@ def test_pending_decisions_come_by_a_poll_and_again_until_acknowledged(scheduler
     batch = ray.get(poll)
     assert [decision.request_id for decision in batch.decisions] == ["b"]
     assert ray.get(scheduler.decisions.remote("r1", 0)) == batch
+
+
+class Process:
+    """In which a door is, as far as the scheduler sees it."""
+
+    def called(self) -> str | None:
+        name: str | None = ray.get_runtime_context().get_actor_name()
+        return name
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def test_what_the_door_of_a_killed_process_has_waiting_is_dropped(scheduler: Any) -> None:
+    actor = ray.remote(num_cpus=0)(Process)
+    doors = [actor.options(name=name).remote() for name in ("dying", "living")]
+    names = ray.get([door.called.remote() for door in doors])
+    asked = [replace(submission(name), door=name) for name in names]
+    ray.get(scheduler.submit.remote("r1", (submission("a"), *asked)))
+    os.kill(ray.get(doors[0].pid.remote()), signal.SIGKILL)
+    batch = ray.get(scheduler.decisions.remote("r1", 0), timeout=60)
+    assert [decision.request_id for decision in batch.decisions] == ["dying"]
+    assert ray.get(scheduler.stats.remote()).queued == {"P0": 0, "P1": 1, "P2": 0}
 
 
 def test_a_thousand_polls_do_not_starve_a_report() -> None:

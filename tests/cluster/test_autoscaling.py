@@ -257,3 +257,14 @@ def test_in_the_end_there_is_enough_for_a_load_and_not_much_more(startup_s: int)
 
     assert paper.queued == 0
     assert 7 <= paper.scaler.wanted <= 9  # 5 / 0.65, and a tenth either way
+
+
+@pytest.mark.parametrize("changing_s", [1, 120])
+def test_a_shard_that_is_there_only_while_another_is_replaced_is_not_kept(changing_s: int) -> None:
+    scaler = Autoscaler(CONFIG, 2)
+    busy = 2 * 0.69  # a little above the target, as two may be for good
+    for second in range(120 + changing_s):
+        shards = 3 if second >= 120 else 2
+        scaler.look(stats(shards, utilization=busy / shards), float(second))
+
+    assert scaler.wanted == 2

@@ -9,6 +9,7 @@ import pytest
 
 from cluster.events import (
     Acknowledge,
+    DoorGone,
     Event,
     Reported,
     RouterGone,
@@ -251,6 +252,19 @@ def test_a_router_that_is_gone_takes_its_waiting_requests_along(bench: Bench) ->
     bench.submit("b", router="r1")
     bench.submit("c", router="r2")
     bench.happens(RouterGone("r1"))
+    assert names(bench.report("s", 2, ended=("a",))) == ["c"]
+
+
+def test_a_door_that_is_gone_takes_its_waiting_requests_along_and_routers_are_told(
+    bench: Bench,
+) -> None:
+    bench.join("s")
+    bench.submit("a", door="d1")
+    bench.submit("b", door="d1", router="r1")
+    bench.submit("c", door="d2", router="r1")
+    assert bench.brain.doors() == {"d1", "d2"}
+    assert [each.request_id for each in bench.happens(DoorGone("d1"))] == ["b"]
+    assert bench.brain.doors() == {"d2"}
     assert names(bench.report("s", 2, ended=("a",))) == ["c"]
 
 

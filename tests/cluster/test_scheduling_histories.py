@@ -11,6 +11,7 @@ from hypothesis import given, settings
 
 from cluster.events import (
     Acknowledge,
+    DoorGone,
     Event,
     Reported,
     RouterGone,
@@ -143,6 +144,7 @@ class History:
             self.shard_joins: 6,
             self.shard_dies: 1,
             self.router_dies: 5,
+            self.door_dies: 5,
             self.scheduler_restarts: 1,
         }
         self.random.choices(list(moves), list(moves.values()))[0]()
@@ -161,6 +163,7 @@ class History:
             choices=self.random.choice([1, 1, 1, 2, 4]),
             page_hashes=pages,
             deadline_s=self.random.choice([None] * 8 + [0.0, 3.0]),
+            door=self.random.choice(["", "d1", "d2"]),
         )
         self.submissions[submission.request_id] = submission
         self.ask(submission)
@@ -189,6 +192,10 @@ class History:
         router = self.random.choice(["r1", "r2"])
         self.open = {key: s for key, s in self.open.items() if s.router != router}
         self.send(RouterGone(router))
+
+    def door_dies(self) -> None:
+        """Its routers are told of what it had waiting, and of nothing else."""
+        self.send(DoorGone(self.random.choice(["d1", "d2"])))
 
     def claim(self) -> None:
         """A door uses its lease, perhaps one that is no longer in anybody's books."""

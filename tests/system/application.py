@@ -146,7 +146,7 @@ def _title(process: psutil.Process) -> str:
 
 
 def _looks(shard: Any) -> int:
-    return int(shard._audit.looks)
+    return int(shard._books.looks)
 
 
 def free_port() -> int:
