@@ -8,6 +8,7 @@ import time
 from random import SystemRandom
 from typing import Any
 
+import ray
 from ray import serve
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import RayServeException
@@ -43,7 +44,7 @@ class Ingress(Gateway):
         timing = ChannelTiming(silence_s=scheduling.shard_timeout_s, audit_s=scheduling.audit_s)
         channels = Channels(replica.app_name, replica.replica_id.unique_id, timing)
         chance = SystemRandom()
-        self._router = RouterHandle(router)
+        self._router = RouterHandle(router, ray.get_runtime_context().get_actor_name() or "")
         self._door = Door(self._router, channels, config, chance.random)
         outside = Outside(
             self._door,

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+import ray
 from ray import serve
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
+from actors.door_watch import DoorWatch
 from actors.fleet_status import FleetStatus
 from actors.naming import ActorAddress
 from actors.scheduler_client import SchedulerClient
@@ -40,13 +42,17 @@ class Router:
         self._namespace = context.app_name
         silence_s = config.scheduling.router_timeout_s * 2 / 3
         self._scheduler = SchedulerClient(self._name, self._namespace, silence_s=silence_s)
+        replicas = ray.get_runtime_context().namespace
+        self._doors = DoorWatch(replicas, self._scheduler.withdraw)
         self._fleet = fleet
 
-    async def place(self, submission: Submission) -> Decision:
-        """The scheduler's decision, however long the request queues."""
+    async def place(self, submission: Submission, door: str = "") -> Decision:
+        """The scheduler's decision, however long the request queues; no longer than `door` lives,
+        the actor that asks."""
         if submission.model not in self._models:
             raise ModelNotFound(f"no model {submission.model!r}")
-        return await self._scheduler.place(replace(submission, router=self._name))
+        with self._doors.waiting(door, submission.request_id):
+            return await self._scheduler.place(replace(submission, router=self._name))
 
     async def withdraw(self, request_id: str) -> None:
         """The request, or the lease it got, is no longer wanted."""
@@ -86,10 +92,14 @@ class Router:
 
 
 class RouterHandle:
-    """The routing deployment as doors call it: another replica is asked when one dies."""
+    """The routing deployment as `door` calls it, an actor of that name: another replica is asked
+    when one dies."""
 
-    def __init__(self, handle: DeploymentHandle, retry_s: float = HANDLE_RETRY_S) -> None:
+    def __init__(
+        self, handle: DeploymentHandle, door: str, retry_s: float = HANDLE_RETRY_S
+    ) -> None:
         self._handle = handle
+        self._door = door
         self._retry_s = retry_s
 
     async def place(self, submission: Submission) -> Decision:
@@ -126,7 +136,7 @@ class RouterHandle:
 
     async def _decision(self, submission: Submission) -> Decision:
         for _ in range(HANDLE_ATTEMPTS):
-            response = self._handle.place.remote(submission)
+            response = self._handle.place.remote(submission, self._door)
             try:
                 decision: Decision = await response
             except (RayActorError, RayServeException):
