@@ -28,7 +28,7 @@ from tests.system.tiny import save_tiny_model
 GOOD_KEY, BAD_KEY = "sk-good", "sk-bad"
 KEYS = f"good:{GOOD_KEY},bad:{BAD_KEY}"
 MAX_BODY = GatewayConfig().max_body_bytes
-IDLE = 8000
+IDLE = 7000
 GATEWAYS = 2
 
 
