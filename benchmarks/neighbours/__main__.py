@@ -104,7 +104,7 @@ async def measure(server: Server, wanted: list[Neighbour], seconds: float) -> bo
     kept = True
     for neighbour in wanted:
         found = await observe(server, neighbour, seconds)
-        ratio = found.waits.p99 / usual.p99
+        ratio = found.waits.share(0.99) / usual.share(0.99)
         cells = (*_cells(found.waits), f"{ratio:.1f}", f"{found.freed_s:.1f}")
         print(_row(neighbour.name, *cells), flush=True)
         kept &= ratio <= neighbour.factor and found.freed_s <= neighbour.freed_s
@@ -112,7 +112,7 @@ async def measure(server: Server, wanted: list[Neighbour], seconds: float) -> bo
 
 
 def _cells(waits: Waits) -> tuple[str, ...]:
-    told = (f"{1000 * waits.p50:.0f}", f"{1000 * waits.p99:.0f}")
+    told = (f"{1000 * waits.share(0.5):.0f}", f"{1000 * waits.share(0.99):.0f}")
     return str(len(waits.seconds)), str(waits.failed), *told
 
 

@@ -137,8 +137,9 @@ async def _connect(
 
 
 async def _until_let_go(clients: list[tuple[StreamReader, StreamWriter]]) -> None:
+    """Each is, once it has an answer or an end."""
     _say("standing")
-    await asyncio.gather(*(_read_all(reader) for reader, _ in clients))
+    await asyncio.gather(*(reader.read(1) for reader, _ in clients))
     _say("let go")
 
 
