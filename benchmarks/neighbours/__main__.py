@@ -39,6 +39,7 @@ class Neighbour:
 
 
 NEIGHBOURS = (
+    Neighbour("good_readers", factor=6, freed_s=2),
     Neighbour("slow_readers", factor=6, freed_s=2),
     Neighbour("vanishing", factor=6, freed_s=2),
     Neighbour("half_sent", factor=3, freed_s=32, ends=True),

@@ -19,8 +19,8 @@ from typing import Any
 
 from benchmarks.neighbours.server import BAD_KEY, CONTEXT, IDLE, MAX_BODY, MODEL
 
-SLOW, VANISHING, FLOOD, HALF, HELD = 64, 32, 64, 500, 500
-"""How many clients of each kind there are at once."""
+READERS, VANISHING, FLOOD, HALF, HELD = 16, 8, 16, 500, 500
+"""How many clients of each kind there are at once: few where they cost what good ones cost too."""
 
 LONG: dict[str, Any] = {"max_tokens": 900, "ignore_eos": True, "stream": True}
 CONNECTING = 64
@@ -29,9 +29,23 @@ CONNECTING = 64
 Kind = Callable[[int], Coroutine[Any, Any, None]]
 
 
+async def good_readers(port: int) -> None:
+    """For comparison: as many clients as the slow ones, that read and ask again."""
+
+    async def one() -> None:
+        while True:
+            reader, writer = await _connect(port)
+            writer.write(_request({**LONG, "prompt": "One fish"}))
+            await _read_all(reader)
+            writer.close()
+
+    _say("standing")
+    await asyncio.gather(*(one() for _ in range(READERS)))
+
+
 async def slow_readers(port: int) -> None:
     """Streams whose clients read a few bytes a second, through the smallest window there is."""
-    clients = [await _connect(port, receive_buffer=2048, limit=1024) for _ in range(SLOW)]
+    clients = [await _connect(port, receive_buffer=2048, limit=1024) for _ in range(READERS)]
     for _, writer in clients:
         writer.write(_request({**LONG, "prompt": "One fish"}))
     _say("standing")
@@ -159,7 +173,7 @@ def _say(what: str) -> None:
 
 KINDS: dict[str, Kind] = {
     kind.__name__: kind
-    for kind in (slow_readers, vanishing, half_sent, idle, largest, tiny_flood, held)
+    for kind in (good_readers, slow_readers, vanishing, half_sent, idle, largest, tiny_flood, held)
 }
 
 if __name__ == "__main__":
