@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -50,7 +51,7 @@ def test_pauses_are_those_around_a_fault_and_the_longest_of_who_moved() -> None:
         ({"mended_after": Counter(unheld=1)}, False),
     ],
 )
-def test_whatever_is_wrong_or_left_behind_is_not_clean(left: dict[str, int], clean: bool) -> None:
+def test_whatever_is_wrong_or_left_behind_is_not_clean(left: dict[str, Any], clean: bool) -> None:
     assert Report(**{"verdicts": Counter(right=1), **left}).is_clean == clean
 
 
