@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
@@ -55,20 +56,22 @@ class DoorWatch:
         await cancel_all(*self._watches.values())
 
     async def _watch(self, door: str) -> None:
-        """For as long as the door lives, and no longer."""
+        """For as long as the door lives. One that is not found is left alone for good: to take a
+        living one for dead would fail its requests."""
         try:
-            await self._death(door)
-            orphans = tuple(self._waiting[door])
-            logger.info("%s is dead; %d requests of it are withdrawn", door, len(orphans))
-            with contextlib.suppress(SchedulerLost):  # and their places in the queue with it
-                await asyncio.gather(*map(self._withdraw, orphans))
-        finally:
-            del self._watches[door], self._waiting[door]
+            handle = await ActorAddress(door, self._namespace).look_up()
+        except NotReady:
+            logger.warning("no actor is called %s, so its death would not be noticed", door)
+            return
+        await self._death(handle)
+        del self._watches[door]
+        orphans = tuple(self._waiting.pop(door))
+        logger.info("%s is dead; %d requests of it are withdrawn", door, len(orphans))
+        with contextlib.suppress(SchedulerLost):  # and their places in the queue with it
+            await asyncio.gather(*map(self._withdraw, orphans))
 
-    async def _death(self, door: str) -> None:
-        address = ActorAddress(door, self._namespace)
-        with contextlib.suppress(NotReady, ActorDiedError):
-            handle = await address.look_up()
+    async def _death(self, handle: Any) -> None:
+        with contextlib.suppress(ActorDiedError):
             while True:
                 with contextlib.suppress(ActorUnavailableError):
                     await handle.__ray_ready__.remote()

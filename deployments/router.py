@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-import ray
 from ray import serve
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import RayServeException
@@ -26,6 +25,9 @@ from cluster.messages import Decision, ShardRef, Submission
 from cluster.stats import ClusterStats, ShardStats
 
 STATS_TIMEOUT_S = 2.0
+REPLICAS = "serve"
+"""The namespace of Serve's actors, whatever that of the job."""
+
 HANDLE_ATTEMPTS = 120
 HANDLE_RETRY_S = 0.25
 """Half a minute in all: Serve takes some seconds to start a replica."""
@@ -42,8 +44,7 @@ class Router:
         self._namespace = context.app_name
         silence_s = config.scheduling.router_timeout_s * 2 / 3
         self._scheduler = SchedulerClient(self._name, self._namespace, silence_s=silence_s)
-        replicas = ray.get_runtime_context().namespace
-        self._doors = DoorWatch(replicas, self._scheduler.withdraw)
+        self._doors = DoorWatch(REPLICAS, self._scheduler.withdraw)
         self._fleet = fleet
 
     async def place(self, submission: Submission, door: str = "") -> Decision:

@@ -61,12 +61,11 @@ async def test_what_waits_of_a_door_that_dies_is_withdrawn_and_nothing_else(
     assert watched.withdrawn.empty()
 
 
-async def test_a_request_of_a_door_that_is_dead_already_is_withdrawn(watched: Watched) -> None:
-    with watched.watch.waiting("never there", "a"):
-        assert await watched.withdrawn.get() == "a"
-
-
-async def test_a_request_without_a_door_waits_for_as_long_as_it_takes(watched: Watched) -> None:
-    with watched.watch.waiting("", "a"), watched.watch.waiting("never there", "b"):
-        assert await watched.withdrawn.get() == "b"
+async def test_a_door_that_is_not_found_or_has_no_name_is_left_alone(watched: Watched) -> None:
+    dying = watched.begin("dying")
+    await dying.__ray_ready__.remote()
+    with watched.watch.waiting("never there", "a"), watched.watch.waiting("", "b"):
+        with watched.watch.waiting("dying", "c"):
+            ray.kill(dying)
+            assert await watched.withdrawn.get() == "c"
     assert watched.withdrawn.empty()
