@@ -64,8 +64,8 @@ async def test_what_waits_of_a_door_that_dies_is_withdrawn_and_nothing_else(
 async def test_a_door_that_is_not_found_or_has_no_name_is_left_alone(watched: Watched) -> None:
     dying = watched.begin("dying")
     await dying.__ray_ready__.remote()
-    with watched.watch.waiting("never there", "a"), watched.watch.waiting("", "b"):
-        with watched.watch.waiting("dying", "c"):
-            ray.kill(dying)
-            assert await watched.withdrawn.get() == "c"
+    waiting = watched.watch.waiting
+    with waiting("never there", "a"), waiting("", "b"), waiting("dying", "c"):
+        ray.kill(dying)
+        assert await watched.withdrawn.get() == "c"
     assert watched.withdrawn.empty()
