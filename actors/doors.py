@@ -40,7 +40,7 @@ class Door:
         return True
 
     def put(self, delta: Delta) -> None:
-        self.outbox.put((delta,))
+        self.outbox.put(delta)
         self.news.set()
 
 

@@ -52,6 +52,7 @@ class Choice:
 class Answer:
     """A whole answer. `arrivals`: when its chunks came, by the monotonic clock, in seconds."""
 
+    call_id: str = ""
     choices: dict[int, Choice] = field(default_factory=dict)
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -123,6 +124,7 @@ async def _chunks(http: httpx.AsyncClient, ask: Ask) -> Any:
 
 def _enter(known: Answer, said: dict[str, Any]) -> None:
     """What a chunk, or a whole answer, adds."""
+    known.call_id = said["id"]
     if said.get("usage"):
         known.prompt_tokens = said["usage"]["prompt_tokens"]
         known.completion_tokens = said["usage"]["completion_tokens"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -31,6 +32,9 @@ POLL_S = 0.25
 STOP_POLL_S = 0.05
 SHUTDOWN_PATIENCE_S = 60.0
 FAILED = ("DEPLOY_FAILED", "UNHEALTHY")
+MOST_CONNECTIONS = 32_768
+OTHER_FILES = 512
+"""That HAProxy opens beside those of its connections."""
 
 
 class LaunchFailed(Exception):
@@ -77,6 +81,7 @@ def environment(config: ServeConfig, secrets: Secrets, temp_dir: Path) -> dict[s
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(ROOT / "scripts" / "haproxy"),
         "SHOAL_HAPROXY": get_haproxy_binary(),
+        "RAY_SERVE_HAPROXY_MAXCONN": str(_connections()),
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(haproxy / "haproxy.cfg"),
@@ -98,6 +103,16 @@ def environment(config: ServeConfig, secrets: Secrets, temp_dir: Path) -> dict[s
         "PYTHONPATH": python_path(),
     }
     return {k: v for k, v in (ours | os.environ | fixed).items() if k != "RAY_AUTH_TOKEN"}
+
+
+def _connections() -> int:
+    """As many as HAProxy may open files for: five for two connections, as it counts the pipes of
+    Serve's splicing too, and it refuses to start where it may not have them. Serve says 4096, and
+    idle clients beyond that keep everybody out until they are ended."""
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return MOST_CONNECTIONS
+    return min(MOST_CONNECTIONS, (files - OTHER_FILES) * 2 // 5)
 
 
 def require_free(port: int) -> None:

@@ -1,0 +1,137 @@
+"""The command, and the table that it prints.
+
+    python -m benchmarks.neighbours --seconds 8
+
+For each kind of bad neighbour: what requests of another tenant take meanwhile, beside what they
+take alone, and how long it is until pages, leases and places in the queue are free once it has
+gone, or until the server has ended what it does not want to hold. Exit status 1 where a wait or a
+time is beyond what docs/reliability.md states.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import sys
+import time
+from asyncio.subprocess import PIPE, Process
+from dataclasses import dataclass
+
+from benchmarks.neighbours.probe import Waits, probe
+from benchmarks.neighbours.server import Server, started
+
+ENDED_S = 60.0
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """One kind: the most that it may cost the others' p99, and the seconds until all is free.
+
+    `ends`: the server has to end it by itself. `fells`: a Gateway is killed as it stands.
+    """
+
+    name: str
+    factor: float
+    freed_s: float
+    ends: bool = False
+    fells: bool = False
+
+
+NEIGHBOURS = (
+    Neighbour("good_readers", factor=6, freed_s=2),
+    Neighbour("slow_readers", factor=6, freed_s=2),
+    Neighbour("vanishing", factor=6, freed_s=2),
+    Neighbour("half_sent", factor=3, freed_s=32, ends=True),
+    Neighbour("idle", factor=3, freed_s=32, ends=True),
+    Neighbour("largest", factor=10, freed_s=2),
+    Neighbour("tiny_flood", factor=10, freed_s=2),
+    Neighbour("held", factor=20, freed_s=15, fells=True),
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one neighbour did to the others, and the seconds until all that it held was free."""
+
+    waits: Waits
+    freed_s: float
+
+
+async def observe(server: Server, neighbour: Neighbour, seconds: float) -> Finding:
+    command = ("-m", "benchmarks.neighbours.bad", neighbour.name, str(server.port))
+    bad = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=PIPE)
+    try:
+        await _line(bad, b"standing")
+        stood, over = time.monotonic(), asyncio.Event()
+        waiting = asyncio.create_task(probe(server, over))
+        if neighbour.fells:
+            server.gateways()[0].kill()
+        await asyncio.sleep(seconds)
+        if neighbour.ends:
+            await _line(bad, b"let go")
+            ended_s = time.monotonic() - stood
+        over.set()
+        waits = await waiting
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            bad.kill()
+        await bad.wait()
+    left_s = await server.freed_s(ENDED_S)
+    return Finding(waits, ended_s if neighbour.ends else left_s)
+
+
+async def _line(bad: Process, expected: bytes) -> None:
+    assert bad.stdout is not None  # a pipe
+    async with asyncio.timeout(ENDED_S):
+        said = await bad.stdout.readline()
+    if said.strip() != expected:
+        raise RuntimeError(f"a client said {said!r} in place of {expected!r}")
+
+
+async def alone(server: Server, seconds: float) -> Waits:
+    over = asyncio.Event()
+    asyncio.get_running_loop().call_later(seconds, over.set)
+    return await probe(server, over)
+
+
+async def measure(server: Server, wanted: list[Neighbour], seconds: float) -> bool:
+    """Print the table; whether all kept within what is stated."""
+    await alone(server, seconds / 2)  # so that nothing is new
+    usual = await alone(server, seconds)
+    print(_row("neighbour", "requests", "failed", "p50 ms", "p99 ms", "p99 ratio", "freed s"))
+    print(_row(*["---"] * 7))
+    print(_row("none", *_cells(usual), "1.0", ""))
+    kept = True
+    for neighbour in wanted:
+        found = await observe(server, neighbour, seconds)
+        ratio = found.waits.share(0.99) / usual.share(0.99)
+        cells = (*_cells(found.waits), f"{ratio:.1f}", f"{found.freed_s:.1f}")
+        print(_row(neighbour.name, *cells), flush=True)
+        kept &= ratio <= neighbour.factor and found.freed_s <= neighbour.freed_s
+    return kept
+
+
+def _cells(waits: Waits) -> tuple[str, ...]:
+    told = (f"{1000 * waits.share(0.5):.0f}", f"{1000 * waits.share(0.99):.0f}")
+    return str(len(waits.seconds)), str(waits.failed), *told
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    names = [neighbour.name for neighbour in NEIGHBOURS]
+    parser = argparse.ArgumentParser(description="Bad neighbours.")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of each neighbour")
+    parser.add_argument("--only", nargs="*", choices=names, default=names)
+    options = parser.parse_args()
+    wanted = [neighbour for neighbour in NEIGHBOURS if neighbour.name in options.only]
+    with started() as server:
+        kept = asyncio.run(measure(server, wanted, options.seconds))
+    sys.exit(0 if kept else 1)
+
+
+if __name__ == "__main__":
+    main()

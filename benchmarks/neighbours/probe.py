@@ -1,0 +1,47 @@
+"""The others: well behaved clients, whose waits are what a bad neighbour may not change."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from dataclasses import dataclass, field
+
+import httpx
+
+from benchmarks.neighbours.server import MODEL, Server
+
+CLIENTS = 2
+REQUEST = {"model": MODEL, "prompt": "One fish, two", "max_tokens": 8, "ignore_eos": True}
+
+
+@dataclass
+class Waits:
+    """Seconds that each request took to its end, and how many had no answer."""
+
+    seconds: list[float] = field(default_factory=list)
+    failed: int = 0
+
+    def share(self, part: float) -> float:
+        """So long this part of them took at most, in [0, 1); infinite where none was answered."""
+        return sorted(self.seconds)[int(part * len(self.seconds))] if self.seconds else math.inf
+
+
+async def probe(server: Server, until: asyncio.Event) -> Waits:
+    """Ask one request after the other, each on a connection of its own, `CLIENTS` at a time."""
+    waits = Waits()
+
+    async def one(http: httpx.AsyncClient) -> None:
+        while not until.is_set():
+            began = time.monotonic()
+            try:
+                answer = await http.post("/v1/completions", json=REQUEST)
+            except httpx.HTTPError:
+                waits.failed += 1
+                continue
+            waits.failed += answer.status_code != httpx.codes.OK
+            waits.seconds.append(time.monotonic() - began)
+
+    async with server.http() as http:
+        await asyncio.gather(*(one(http) for _ in range(CLIENTS)))
+    return waits
