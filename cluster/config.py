@@ -87,6 +87,9 @@ class ModelConfig(Frozen):
         description="auto: on a CPU with a C++ compiler, compile the model beside serving it.",
     )
     max_model_len: int | None = Field(None, ge=2, description="Context, tokens.")
+    tensor_parallel: int = Field(
+        1, ge=1, le=64, description="Devices of one node over which a shard splits its heads."
+    )
     shards: int = Field(1, ge=0, le=4096, description="Shards wanted at start.")
     autoscaling: AutoscalingConfig | None = Field(
         None, description="Bounds between which their number then follows the load."

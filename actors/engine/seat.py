@@ -1,0 +1,16 @@
+"""A rank's place in the gang that is one shard: plain data, known before torch is imported."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """`rank` of `ranks`, which meet at `port` of the loopback interface; rank 0 leads."""
+
+    rank: int
+    ranks: int
+    port: int
