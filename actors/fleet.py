@@ -256,7 +256,8 @@ class Fleet:
         self._changed.set()
 
     def _share(self, model: ModelConfig, cluster: Machines) -> Share:
-        return fair_share(model.resources, sum(self._wanted.values()), cluster)
+        shards = sum(self._wanted.values())
+        return fair_share(model.resources, shards, cluster, model.tensor_parallel)
 
     def _share_anew(self) -> None:
         """Tell the living how many threads are theirs now; who is born later is told then."""

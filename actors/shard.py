@@ -19,6 +19,7 @@ from actors.devices.berth import Berth, assigned_berth
 from actors.doors import Doors
 from actors.engine_building import build_engine
 from actors.engine_thread import Crash, EngineThread, Outcome
+from actors.followers import Followers
 from actors.identity import Identity, Pulse, node_id
 from actors.naming import SCHEDULER, ActorAddress
 from actors.reporting import Reporter, ReportLedger
@@ -46,10 +47,11 @@ class KVShard:
         self._spec = spec
         self._wanted_threads = self._threads = spec.threads
         self._berth: Berth | None = None
+        self._followers = Followers(spec)
         self._loop = asyncio.get_running_loop()
         self._doors = Doors(spec.timing.door_timeout_s, spec.timing.max_backlog)
         self._engine = EngineThread(
-            lambda: build_engine(spec.model, bool(spec.gpus), self._threads),
+            lambda: build_engine(spec, self._threads, self._followers.meeting),
             publish=self._from_thread(self._on_outcome),
             crashed=self._from_thread(self._on_crash),
         )
@@ -80,10 +82,12 @@ class KVShard:
     async def _load(self) -> ShardCapacity:
         # First: threads inherit the binding of who starts them, and pages stay where they were put.
         binding = self._spec.model.resources.binding
-        self._berth = assigned_berth(binding, assigned_ids(), self._spec.claims)
+        devices = self._followers.gather(assigned_ids())
+        self._berth = assigned_berth(binding, devices, self._spec.claims)
         self._settle()
         self._engine.start()
-        capacity = await asyncio.wrap_future(self._engine.capacity)
+        capacity = await self._followers.beside(asyncio.wrap_future(self._engine.capacity))
+        self._keep_running(self._followers.watch())
         scheduler = ActorAddress(SCHEDULER, self._spec.namespace)
         self._reporter = Reporter(
             ReportLedger(self._spec.ref, capacity),
@@ -175,8 +179,9 @@ class KVShard:
         await self._doors.heard()
 
     async def use_threads(self, count: int) -> None:
-        """Compute with `count` CPU threads from the next step on, or with as many as it finds CPUs
-        of its own."""
+        """Compute with `count` CPU threads on each rank from the next step on, or with as many as
+        it finds CPUs of its own."""
+        self._followers.use_threads(count)
         self._wanted_threads = count
         self._settle()
 
@@ -236,13 +241,15 @@ class KVShard:
     def _on_crash(self, crash: Crash) -> None:
         """Say it to all who wait, leave them a moment to hear it, and go: the pages are suspect.
 
-        Who was in the step is told so, since one of them may be the cause.
+        Who was in the step is told so, since one of them may be the cause; unless it only found
+        another rank gone, which may have been killed.
         """
         if self._lost.done():
             return
         logger.error("%r gives itself up", self, exc_info=crash.error)
         name = self._spec.ref.shard
-        self._doors.fail(crash.computing, StepFailed.__name__, f"{name} failed at a step of it")
+        if not isinstance(crash.error, ShardLost):
+            self._doors.fail(crash.computing, StepFailed.__name__, f"{name} failed at a step of it")
         self._doors.fail_all(Displaced.__name__, f"{name} failed at a step of others")
         self._lost.set_exception(ShardLost(f"{name} failed: {crash.error!r}"))
         self._loop.call_later(self._spec.timing.last_words_s, os._exit, 1)

@@ -99,6 +99,22 @@ class ModelConfig(Frozen):
     batching: BatchingConfig = BatchingConfig()
     resources: ResourcesConfig = ResourcesConfig()
 
+    @model_validator(mode="after")
+    def _ranks_go_with_the_rest(self) -> ModelConfig:
+        if self.tensor_parallel == 1:
+            return self
+        if self.deterministic:
+            raise ValueError(
+                "deterministic needs tensor_parallel 1: how a sum over ranks rounds depends on"
+                " where a row stands in its step"
+            )
+        if self.resources.gpus not in (None, 0, self.tensor_parallel):
+            raise ValueError(
+                f"resources.gpus must be {self.tensor_parallel}, as tensor_parallel, or 0:"
+                " each rank has a whole GPU, or none has one"
+            )
+        return self
+
     @property
     def first_shards(self) -> int:
         """Shards wanted at start, within the bounds."""

@@ -165,7 +165,12 @@ def load_engine(
     """
     loaded = load_model(folder, model.dtype, device, attn_implementation="eager", gang=gang)
     engine = build_engine(loaded, model, gang)
-    if programs is not None and gang is None and model.compile == "auto" and not model.deterministic:
+    if (
+        programs is not None
+        and gang is None
+        and model.compile == "auto"
+        and not model.deterministic
+    ):
         engine.wish = program_wish(folder, loaded, programs)
     if engine.wish is not None and engine.wish.path.exists():
         program = engine.wish.fulfil()
@@ -174,13 +179,16 @@ def load_engine(
     return engine
 
 
-def follow_engine(folder: Path, model: ModelConfig, device: torch.device, gang: Gang) -> NoReturn:
-    """Be another rank than 0 of the engine that rank 0 loads: its part of each step, for ever.
+def follow_engine(
+    folder: Path, model: ModelConfig, device: torch.device, gang: Gang, threads: Callable[[], int]
+) -> NoReturn:
+    """Be another rank than 0 of the engine that rank 0 loads: its part of each step, for ever,
+    with as many `threads` as there are at the time.
 
     Raises as `load_engine`, and ShardLost when a rank is lost.
     """
     loaded = load_model(folder, model.dtype, device, attn_implementation="eager", gang=gang)
-    follow(loaded, fit(loaded, model, gang).cache, gang)
+    follow(loaded, fit(loaded, model, gang).cache, gang, threads)
 
 
 def build_engine(loaded: PreTrainedModel, model: ModelConfig, gang: Gang | None = None) -> Engine:

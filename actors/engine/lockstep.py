@@ -6,6 +6,7 @@ and which rows to keep, so that is what goes out, before each forward pass.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NoReturn
 
 import torch
@@ -14,6 +15,7 @@ from transformers import PreTrainedModel
 
 from actors.engine.batch import Ints, Layout, find_step, lay_out
 from actors.engine.gang import Gang
+from actors.engine.kernels import use_threads
 from actors.engine.kv_cache import KVCache
 from actors.engine.runner import Forward, PagedModel
 from cluster.steps import PageCopy
@@ -32,11 +34,14 @@ class LeadingForward:
 
 
 @torch.inference_mode()
-def follow(model: PreTrainedModel, cache: KVCache, gang: Gang) -> NoReturn:
+def follow(
+    model: PreTrainedModel, cache: KVCache, gang: Gang, threads: Callable[[], int]
+) -> NoReturn:
     """Compute what rank 0 orders, for ever. Raises ShardLost when a rank is lost."""
     forward = PagedModel(model)
     while True:
         *numbers, kept = gang.hear()
+        use_threads(threads())
         layout = Layout(*numbers)
         cache.copy_pages(_copies(layout))
         batch = lay_out(layout, cache)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from socket import socket
 
 LOOPBACK = "127.0.0.1"
 
@@ -14,3 +15,11 @@ class Seat:
     rank: int
     ranks: int
     port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """What rank 0 brings: its seat, and the socket that listens at the port."""
+
+    seat: Seat
+    listener: socket

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import random
 import socket
@@ -99,7 +100,5 @@ def _serve(engine: Engine, requests: Sequence[Request], seed: int | None) -> Ser
 
 def _follow(folder: Path, model: ModelConfig, port: int) -> None:
     torch.set_num_threads(1)
-    try:
-        follow_engine(folder, model, CPU, Gang(Seat(1, 2, port), CPU))
-    except ShoalError:
-        pass  # said by the leader too, or its end
+    with contextlib.suppress(ShoalError):  # said by the leader too, or its end
+        follow_engine(folder, model, CPU, Gang(Seat(1, 2, port), CPU), lambda: 1)

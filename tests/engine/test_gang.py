@@ -1,4 +1,4 @@
-"""Two ranks that share a model's heads are one engine: exact, and dead as soon as one of them is."""
+"""Two ranks that share a model's heads are one engine: exact, and dead as one of them is."""
 
 from __future__ import annotations
 
