@@ -26,7 +26,7 @@ from actors.engine.lockstep import LeadingForward, follow
 from actors.engine.pace import ThreadPace
 from actors.engine.pool_size import free_bytes, model_len, pool_blocks, within_pool
 from actors.engine.runner import Forward, ModelRunner
-from actors.engine.split import check_heads
+from actors.engine.split import own_heads
 from cluster.batching import Batcher, Progress
 from cluster.blocks import BlockPool, PageEvents
 from cluster.config import ModelConfig
@@ -225,7 +225,7 @@ def fit(loaded: PreTrainedModel, model: ModelConfig, gang: Gang | None = None) -
     in_place = _in_place(loaded, model)
     layers = check_family(loaded)
     if gang is not None:
-        check_heads(loaded, layers, gang.ranks)
+        layers = own_heads(loaded, layers, gang)
     prove_exact(loaded, layers, in_place)
     block_size, seats = model.cache.block_size, model.steps.places
     longest = _longest(loaded, model.max_model_len)

@@ -9,6 +9,7 @@ refused by name, as is one that splits no attention.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -29,8 +30,7 @@ def check_plan(config: Any, ranks: int) -> None:
     Raises ConfigError where `ranks` does not divide its heads, UnsupportedModel where transformers
     has no plan for the family.
     """
-    text = config.get_text_config()
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    heads = _heads(config)
     if not config.base_model_tp_plan:
         kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
         _refuse(f"{kind.__name__} ({config.model_type})", "transformers has no plan for it")
@@ -41,13 +41,36 @@ def check_plan(config: Any, ranks: int) -> None:
         )
 
 
-def check_heads(model: PreTrainedModel, layers: Mapping[int, LayerShape], ranks: int) -> None:
-    """Raise UnsupportedModel unless each rank has its share of every layer's heads."""
-    text = model.config.get_text_config()
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    whole = sorted(index for index, shape in layers.items() if shape.kv_heads * ranks != heads)
-    if whole:
-        _refuse(_name(model), f"its plan gives every rank all heads of layers {whole}")
+def own_heads(
+    model: PreTrainedModel, layers: Mapping[int, LayerShape], gang: Gang
+) -> dict[int, LayerShape]:
+    """What this rank keeps of each layer: its share of the heads.
+
+    Where projections are joined again before attention (for a norm over all heads, or because they
+    are one weight), every rank is handed all heads, and keeps its own if the product after
+    attention takes no more. Raises UnsupportedModel where a rank would have to have them all.
+    """
+    share = _heads(model.config) // gang.ranks
+    narrowing = _narrowing_layers(model)
+    kept: dict[int, LayerShape] = {}
+    for index, shape in layers.items():
+        if shape.kv_heads == share:
+            kept[index] = shape
+        elif index in narrowing:
+            kept[index] = replace(shape, kv_heads=share, first_head=gang.rank * share)
+        else:
+            _refuse(_name(model), f"its plan gives every rank all heads of layer {index}")
+    return kept
+
+
+def _narrowing_layers(model: PreTrainedModel) -> set[int]:
+    """Whose attention ends in a product that takes, of all columns, those of its rank."""
+    return {
+        module.layer_idx
+        for name, module in model.named_modules()
+        for child, _ in module.named_children()
+        if hasattr(module, "layer_idx") and _rule(model, f"{name}.{child}") == "rowwise_split_input"
+    }
 
 
 def compute_split(model: PreTrainedModel, gang: Gang) -> None:
@@ -57,7 +80,7 @@ def compute_split(model: PreTrainedModel, gang: Gang) -> None:
     """
     shared: dict[int, nn.Parameter] = {}
     for name, module in model.named_modules():
-        rule = model.tp_plan.get(replace_layer_number_by_wildcard(name))
+        rule = _rule(model, name)
         if rule is not None:
             _exchange(model, module, rule, gang)
         for key, weight in module.named_parameters(recurse=False):
@@ -138,6 +161,19 @@ EXCHANGES: Mapping[str, Callable[[nn.Module, Gang], None]] = {
     "moe_tp_experts": _sum_output,
 }
 """What each rule of a plan asks of a module's step. Rules of single weights ask for nothing."""
+
+
+def _rule(model: PreTrainedModel, name: str) -> str | None:
+    """What the plan says of a module."""
+    rule: str | None = model.tp_plan.get(replace_layer_number_by_wildcard(name))
+    return rule
+
+
+def _heads(config: Any) -> int:
+    """Heads of keys in a layer, by its configuration."""
+    text = config.get_text_config()
+    heads: int = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    return heads
 
 
 def _name(model: PreTrainedModel) -> str:
