@@ -179,8 +179,7 @@ class KVShard:
         await self._doors.heard()
 
     async def use_threads(self, count: int) -> None:
-        """Compute with `count` CPU threads on each rank from the next step on, or with as many as
-        it finds CPUs of its own."""
+        """Compute with `count` threads a rank, or as many as find CPUs, from the next step on."""
         self._followers.use_threads(count)
         self._wanted_threads = count
         self._settle()
