@@ -24,6 +24,7 @@ from actors.engine.kv_cache import InPlace, KVCache, LayerShape, page_bytes, rea
 from actors.engine.loader import dtype_name, load_model
 from actors.engine.lockstep import LeadingForward, follow
 from actors.engine.pace import ThreadPace
+from actors.engine.parts import load_part
 from actors.engine.pool_size import free_bytes, model_len, pool_blocks, within_pool
 from actors.engine.runner import Forward, ModelRunner
 from actors.engine.split import own_heads
@@ -163,7 +164,7 @@ def load_engine(
     Raises ModelUnavailable for weights that cannot be loaded, UnsupportedModel for a family that
     cannot be served exactly, ConfigError for lengths and sizes that do not go together.
     """
-    loaded = load_model(folder, model.dtype, device, attn_implementation="eager", gang=gang)
+    loaded = _load(folder, model, device, gang)
     engine = build_engine(loaded, model, gang)
     if (
         programs is not None
@@ -187,8 +188,16 @@ def follow_engine(
 
     Raises as `load_engine`, and ShardLost when a rank is lost.
     """
-    loaded = load_model(folder, model.dtype, device, attn_implementation="eager", gang=gang)
+    loaded = _load(folder, model, device, gang)
     follow(loaded, fit(loaded, model, gang).cache, gang, threads)
+
+
+def _load(
+    folder: Path, model: ModelConfig, device: torch.device, gang: Gang | None
+) -> PreTrainedModel:
+    if gang is not None:
+        return load_part(folder, model.dtype, device, gang)
+    return load_model(folder, model.dtype, device, attn_implementation="eager")
 
 
 def build_engine(loaded: PreTrainedModel, model: ModelConfig, gang: Gang | None = None) -> Engine:

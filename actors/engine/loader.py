@@ -8,43 +8,42 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
-from transformers.distributed import DistributedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from actors.engine.gang import Gang
-from actors.engine.split import check_plan, compute_split
 from cluster.errors import ModelUnavailable
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def load_model(
-    folder: Path,
-    dtype: str,
-    device: torch.device,
-    attn_implementation: str,
-    gang: Gang | None = None,
+    folder: Path, dtype: str, device: torch.device, attn_implementation: str
 ) -> PreTrainedModel:
     """The model of `folder` on `device`, in eval mode, no parameter asking for a gradient.
 
     `dtype` is a key of DTYPES, or `auto` for the precision the weights are saved in. Weights are
     mapped from the file and cast one tensor at a time, so memory peaks at the model's own size
-    plus one tensor. In a `gang`, whose ranks all load at once, it is this rank's part of the model.
-
-    Raises ModelUnavailable for a folder that holds no complete causal language model, and for a
-    precision the device cannot compute in; in a gang, what `check_plan` and `compute_split` raise.
+    plus one tensor. Raises ModelUnavailable for a folder that holds no complete causal language
+    model, and for a precision the device cannot compute in.
     """
     config = read_config(folder)
     precision = resolve_dtype(dtype, config, device)
-    if gang is not None:
-        check_plan(config, gang.ranks)
+    return read_weights(folder, config, precision, attn_implementation, device_map={"": device})
+
+
+def read_weights(
+    folder: Path, config: Any, precision: torch.dtype, attn_implementation: str, **where: Any
+) -> PreTrainedModel:
+    """The model that `config` describes, from the weights of `folder`; `where` is transformers'.
+
+    Raises ModelUnavailable where the weights do not fill it.
+    """
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
             dtype=precision,
-            **_where(device, gang),
             attn_implementation=attn_implementation,
+            **where,
             use_safetensors=True,
             local_files_only=True,
             output_loading_info=True,
@@ -54,16 +53,7 @@ def load_model(
         raise ModelUnavailable(f"the weights in {folder} cannot be read: {error}") from error
     _refuse_holes(folder, report)
     loaded: PreTrainedModel = model.eval().requires_grad_(False)
-    if gang is not None:
-        compute_split(loaded, gang)
     return loaded
-
-
-def _where(device: torch.device, gang: Gang | None) -> dict[str, Any]:
-    """For transformers: a device, or so many ranks, whose device it finds by itself."""
-    if gang is None:
-        return {"device_map": {"": device}}
-    return {"distributed_config": DistributedConfig(tp_size=gang.ranks)}
 
 
 def read_config(folder: Path) -> Any:

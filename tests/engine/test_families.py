@@ -28,7 +28,7 @@ from transformers import (
 from transformers.models.bloom import BloomConfig, BloomForCausalLM
 
 from actors.engine.engine import build_engine
-from actors.engine.exactness import prove_exact
+from actors.engine.exactness import own_logits, prove_exact, prove_split
 from actors.engine.families import check_family
 from actors.engine.kv_cache import LayerShape
 from cluster.config import CacheConfig, ModelConfig
@@ -137,6 +137,15 @@ def test_a_model_that_computes_something_else_in_pages_is_refused() -> None:
         layer.self_attn.register_forward_pre_hook(_look_at_neighbours, with_kwargs=True)
     with pytest.raises(UnsupportedModel, match=r"LlamaForCausalLM .* differ from its own"):
         prove_exact(model, layers)
+
+
+def test_a_split_that_computes_something_else_is_refused() -> None:
+    """As a plan that adds up once too often would."""
+    model = make("llama")
+    logits = own_logits(model)
+    prove_split(model, logits + 1e-5)
+    with pytest.raises(UnsupportedModel, match="split over ranks, its logits differ"):
+        prove_split(model, 2 * logits)
 
 
 def _look_at_neighbours(_module: Any, args: Any, kwargs: Any) -> Any:
