@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from socket import socket
+from typing import Any
 
 import numpy as np
 import torch
@@ -106,12 +107,16 @@ class Gang:
         return [part.numpy() for part in torch.split(numbers[1 + count :], sizes)]
 
 
-def _store(seat: Seat, listener: socket | None) -> dist.TCPStore:
-    """Where ranks find each other; who has `listener` keeps it. The socket is the store's then."""
-    if listener is None:
-        return dist.TCPStore(LOOPBACK, seat.port, seat.ranks, False, UNLIMITED)
-    return dist.TCPStore(
-        LOOPBACK, seat.port, seat.ranks, True, UNLIMITED, master_listen_fd=listener.detach()
+def _store(seat: Seat, listener: socket | None) -> Any:
+    """Where ranks find each other: rank 0 keeps it, and its socket is the store's from now on."""
+    socket_number = None if listener is None else listener.detach()
+    return dist.TCPStore(  # type: ignore[attr-defined] # torch does not list it
+        LOOPBACK,
+        seat.port,
+        seat.ranks,
+        is_master=listener is not None,
+        timeout=UNLIMITED,
+        master_listen_fd=socket_number,
     )
 
 
@@ -123,4 +128,4 @@ def _as_lost() -> Iterator[None]:
     except (torch.OutOfMemoryError, torch.AcceleratorError):
         raise
     except RuntimeError as error:
-        raise ShardLost(f"a rank of the shard is lost: {error}") from error
+        raise ShardLost("another rank of the shard is lost") from error

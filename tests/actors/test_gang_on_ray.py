@@ -102,7 +102,8 @@ async def assign(shard: Any, max_tokens: int) -> None:
 
 async def test_it_serves_what_transformers_generates(shard: Any, folder: Path) -> None:
     await assign(shard, max_tokens=16)
-    tokens = [token for delta in await read(shard) for token in delta.tokens]
+    deltas = [delta for delta in await read(shard) if isinstance(delta, TokenDelta)]
+    tokens = [token for delta in deltas for token in delta.tokens]
     whole = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     expected = whole.generate(torch.tensor([PROMPT]), max_new_tokens=16, do_sample=False)
     assert tokens == expected[0, len(PROMPT) :].tolist()
