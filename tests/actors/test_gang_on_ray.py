@@ -33,6 +33,7 @@ from tests.actors.living import (
     tiny_model,
     until,
 )
+from tests.actors.test_fleet import Sea
 
 NAMESPACE = "gang-tests"
 BOOKS = f"gang-tests-{os.getpid()}"
@@ -84,6 +85,10 @@ async def has_gone(pid: int) -> bool:
     return is_gone(pid)
 
 
+async def replaced(sea: Sea, before: ShardRef) -> bool:
+    return await sea.knows(1) and await sea.shards() != (before,)
+
+
 async def read(shard: Any, acknowledged: int = 0) -> list[Delta]:
     """All deltas of the one door, until one of them ends a request."""
     deltas: list[Delta] = []
@@ -125,6 +130,17 @@ async def test_in_the_middle_of_a_step_nobody_is_to_blame(shard: Any) -> None:
     last = (await read(shard))[-1]
     assert isinstance(last, RequestFailed)
     assert last.kind == Displaced.__name__
+
+
+async def test_the_fleet_replaces_a_shard_that_lost_a_rank(folder: Path) -> None:
+    sea = Sea("gang-fleet-tests", tiny_model(folder, tensor_parallel=2))
+    await until(lambda: sea.knows(1))
+    (before,) = await sea.shards()
+    os.kill(await follower_of(sea.actor(before.actor)), signal.SIGKILL)
+    await until(lambda: replaced(sea, before))
+    (after,) = await sea.shards()
+    assert len(await sea.ask(after)) == 8
+    await sea.fleet.stop()
 
 
 async def test_a_follower_ends_with_rank_0(shard: Any) -> None:

@@ -6,14 +6,16 @@ import contextlib
 import multiprocessing
 import random
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from actors.engine.engine import Engine, follow_engine, load_engine
@@ -57,23 +59,58 @@ class TwoRanks:
 
 @contextmanager
 def two_ranks(folder: Path, model: ModelConfig) -> Iterator[TwoRanks]:
+    with _processes_of(partial(_lead, folder, model), partial(_follow, folder, model)) as ranks:
+        yield ranks
+
+
+@contextmanager
+def _processes_of(
+    lead: Callable[[int, socket.socket, Connection], None], follow: Callable[[int], None]
+) -> Iterator[TwoRanks]:
     listener = socket.create_server((LOOPBACK, 0))
     port = listener.getsockname()[1]
     ours, theirs = _processes.Pipe()
-    leader = _processes.Process(target=_lead, args=(folder, model, port, listener, theirs))
-    follower = _processes.Process(target=_follow, args=(folder, model, port))
-    gang = TwoRanks(leader, follower, ours)
+    leader = _processes.Process(target=lead, args=(port, listener, theirs))
+    follower = _processes.Process(target=follow, args=(port,))
     try:
         leader.start()
         follower.start()
         listener.close()
         theirs.close()
-        yield gang
+        yield TwoRanks(leader, follower, ours)
     finally:
         ours.close()
         for process in (leader, follower):
             process.kill()
             process.join()
+
+
+def heard(orders: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The sizes of the parts that a follower hears of orders whose parts have such `sizes`.
+
+    Fails where a part is not what was sent.
+    """
+    ours, theirs = _processes.Pipe()
+    with _processes_of(partial(_order, orders), partial(_hear, theirs)):
+        theirs.close()
+        return [ours.recv() for _ in orders]
+
+
+def _order(
+    orders: Sequence[Sequence[int]], port: int, listener: socket.socket, words: Connection
+) -> None:
+    gang = Gang(Seat(0, 2, port), CPU, listener)
+    for sizes in orders:
+        gang.order([np.arange(size) for size in sizes])
+    words.poll(None)  # until the test has heard all
+
+
+def _hear(words: Connection, port: int) -> None:
+    gang = Gang(Seat(1, 2, port), CPU)
+    while True:
+        parts = gang.hear()
+        assert all((part == np.arange(len(part))).all() for part in parts)
+        words.send([len(part) for part in parts])
 
 
 def _lead(

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 from transformers import GPT2Config, LlamaConfig
 
+from actors.engine.gang import ENVELOPE
 from actors.engine.split import check_plan
 from cluster.config import BatchingConfig, CacheConfig, ModelConfig
 from cluster.errors import ConfigError, ShardLost, UnsupportedModel
 from tests.engine.driving import random_prompt, request, tokens_of
 from tests.engine.families import SHAPE, greedy, latent_attention, make
-from tests.engine.gangs import Served, TwoRanks, two_ranks
+from tests.engine.gangs import Served, TwoRanks, heard, two_ranks
 
 SPLITTABLE = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "phi3", "olmo2", "mixtral")
 
@@ -86,6 +87,12 @@ def test_a_follower_does_not_outlive_the_leader(pair: TwoRanks) -> None:
     pair.leader.kill()
     pair.follower.join(timeout=60)
     assert pair.follower.exitcode == 0
+
+
+def test_an_order_of_any_size_arrives_whole() -> None:
+    fits = ENVELOPE - 3
+    orders = [[], [0], [7, 0, 5], [fits], [fits + 1], [3000, 0, 4000], [1]]
+    assert heard(orders) == orders
 
 
 def test_a_family_that_transformers_cannot_split_is_refused_by_name() -> None:
