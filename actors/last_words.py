@@ -40,13 +40,13 @@ class LastWords:
 
     def crashed(self, crash: Crash) -> None:
         """Its pages are suspect. Who was in the step is told so, since one of them may be the
-        cause."""
+        cause; unless it only found another rank gone, which may have been killed."""
         if self._lost.done():
             return
         logger.error("%s gives itself up", self._name, exc_info=crash.error)
-        self._doors.fail(
-            crash.computing, StepFailed.__name__, f"{self._name} failed at a step of it"
-        )
+        if not isinstance(crash.error, ShardLost):
+            why = f"{self._name} failed at a step of it"
+            self._doors.fail(crash.computing, StepFailed.__name__, why)
         self._lost.set_exception(ShardLost(f"{self._name} failed: {crash.error!r}"))
         self._exit(f"{self._name} failed at a step of others")
 

@@ -138,7 +138,7 @@ def _wish(model: ModelConfig, share: Share) -> Wish:
         model.name,
         shards=1,
         memory_bytes=int(memory_gib * GIB),
-        tensor_parallel=max(1, int(share.gpus)),
+        tensor_parallel=max(model.tensor_parallel, int(share.gpus)),
         kinds=(Kind.GPU,) if share.gpus else (Kind.CPU,),
         arrange=model.resources.arrange,
         shards_per_device=int(1 / share.gpus) if 0.0 < share.gpus < 1.0 else 1,

@@ -16,6 +16,7 @@ from actors.devices.berth import assigned_berth
 from actors.doors import Doors
 from actors.engine_building import build_engine
 from actors.engine_thread import EngineThread, Outcome
+from actors.followers import Followers
 from actors.identity import Identity, Pulse, node_id
 from actors.last_words import LastWords
 from actors.shard_spec import ShardSpec
@@ -37,11 +38,12 @@ class KVShard:
 
     def __init__(self, spec: ShardSpec) -> None:
         self._spec = spec
+        self._followers = Followers(spec)
         self._loop = asyncio.get_running_loop()
         self._doors = Doors(spec.timing.door_timeout_s, spec.timing.max_backlog)
         self._last_words = LastWords(spec.ref.shard, self._doors, spec.timing.last_words_s)
         self._engine = EngineThread(
-            lambda: build_engine(spec.model, bool(spec.gpus), self._threads.count),
+            lambda: build_engine(spec, self._threads.count, self._followers.meeting),
             publish=on_loop(self._loop, self._on_outcome),
             crashed=on_loop(self._loop, self._last_words.crashed),
         )
@@ -70,9 +72,11 @@ class KVShard:
     async def _load(self) -> ShardCapacity:
         # First: threads inherit the binding of who starts them, and pages stay where they were put.
         binding = self._spec.model.resources.binding
-        self._threads.moor(assigned_berth(binding, assigned_ids(), self._spec.claims))
+        devices = self._followers.gather(assigned_ids())
+        self._threads.moor(assigned_berth(binding, devices, self._spec.claims))
         self._engine.start()
-        capacity = await asyncio.wrap_future(self._engine.capacity)
+        capacity = await self._followers.beside(asyncio.wrap_future(self._engine.capacity))
+        self._last_words.keep_running(self._followers.watch())
         self._books = Bookkeeping(self._spec, capacity, self._doors, self._engine, self._on_heard)
         for loop in self._books.loops():
             self._last_words.keep_running(loop)
@@ -156,8 +160,8 @@ class KVShard:
         await self._doors.heard()
 
     async def use_threads(self, count: int) -> None:
-        """Compute with `count` CPU threads from the next step on, or with as many as it finds CPUs
-        of its own."""
+        """Compute with `count` threads a rank, or as many as find CPUs, from the next step on."""
+        self._followers.use_threads(count)
         self._threads.want(count)
 
     async def stats(self) -> ShardStats:

@@ -25,7 +25,8 @@ class ShardTiming:
 
 @dataclass(frozen=True, slots=True)
 class ShardSpec:
-    """What a shard is born with. `threads`: torch's; `gpus`: 0 means it computes on the CPU.
+    """What a shard is born with. `threads`: torch's, of each rank; `gpus`: of all ranks together,
+    0 means it computes on the CPU.
 
     `claims`: the books, of its machine, in which it claims CPUs. `stamp`: what it is made from.
     Without its owner and without a scheduler it ends after `tether_s` seconds.

@@ -19,7 +19,8 @@ class Machines:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one shard gets. `cpus` and `gpus` are Ray's to reserve, `threads` are torch's."""
+    """What one shard gets. `cpus` and `gpus`, of all its ranks, are Ray's to reserve; `threads`, of
+    each of them, are torch's."""
 
     cpus: float
     gpus: float
@@ -33,16 +34,16 @@ def machines(nodes: Iterable[dict[str, Any]]) -> Machines:
     return Machines(cores, sum(node.get("GPU", 0.0) for node in alive))
 
 
-def fair_share(asked: ResourcesConfig, shards: int, cluster: Machines) -> Share:
+def fair_share(asked: ResourcesConfig, shards: int, cluster: Machines, ranks: int = 1) -> Share:
     """What the configuration asks for, and an even part of a node where it leaves that open.
 
     By default a shard reserves one core, or its part of one, but computes with all of its part:
     so a shard that joins finds room, and the others only have to narrow their threads.
     """
-    gpus = asked.gpus if asked.gpus is not None else float(min(1.0, cluster.gpus))
+    gpus = asked.gpus if asked.gpus is not None else float(min(1.0, cluster.gpus) * ranks)
     even = _even_cores(max(shards, 1), cluster.cores)
     cpus = asked.cpus if asked.cpus is not None else min(1.0, even)
-    threads = asked.threads or int(even if asked.cpus is None else asked.cpus)
+    threads = asked.threads or int(even if asked.cpus is None else asked.cpus) // ranks
     return Share(cpus, gpus, max(1, threads))
 
 

@@ -71,7 +71,7 @@ class Shipyard:
                 life.handle.use_threads.remote(share.threads)
 
     def _share(self, model: ModelConfig, shards: int, cluster: Machines) -> Share:
-        return fair_share(model.resources, shards, cluster)
+        return fair_share(model.resources, shards, cluster, model.tensor_parallel)
 
     def _stamp_of(self, model: str | None) -> str:
         """Of all that a living one cannot take over. How many there are is no part of it, nor how

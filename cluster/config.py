@@ -87,6 +87,9 @@ class ModelConfig(Frozen):
         description="auto: on a CPU with a C++ compiler, compile the model beside serving it.",
     )
     max_model_len: int | None = Field(None, ge=2, description="Context, tokens.")
+    tensor_parallel: int = Field(
+        1, ge=1, le=64, description="Devices of one node over which a shard splits its heads."
+    )
     shards: int = Field(1, ge=0, le=4096, description="Shards wanted at start.")
     autoscaling: AutoscalingConfig | None = Field(
         None, description="Bounds between which their number then follows the load."
@@ -95,6 +98,22 @@ class ModelConfig(Frozen):
     cache: CacheConfig = CacheConfig()
     batching: BatchingConfig = BatchingConfig()
     resources: ResourcesConfig = ResourcesConfig()
+
+    @model_validator(mode="after")
+    def _ranks_go_with_the_rest(self) -> ModelConfig:
+        if self.tensor_parallel == 1:
+            return self
+        if self.deterministic:
+            raise ValueError(
+                "deterministic needs tensor_parallel 1: how a sum over ranks rounds depends on"
+                " where a row stands in its step"
+            )
+        if self.resources.gpus not in (None, 0, self.tensor_parallel):
+            raise ValueError(
+                f"resources.gpus must be {self.tensor_parallel}, as tensor_parallel, or 0:"
+                " each rank has a whole GPU, or none has one"
+            )
+        return self
 
     @property
     def first_shards(self) -> int:

@@ -68,8 +68,36 @@ def _compute(
     window: int | None,
     softcap: float | None,
 ) -> Tensor:
-    """What the operator does: shapes as in `paged_attention`."""
+    """What the operator does: shapes as in `paged_attention`.
+
+    Of a model that hands all heads to every rank, a rank attends with its own and leaves zeros in
+    place of the others, which its next product does not read (`split`).
+    """
     batch = find_step(step)
+    kept = batch.cache.shape(layer)
+    if kept.kv_heads == key.shape[1]:
+        return _attend_all(batch, query, key, value, layer, scale, window, softcap)
+    group = query.shape[1] // key.shape[1]
+    own = slice(kept.first_head, kept.first_head + kept.kv_heads)
+    queries = slice(own.start * group, own.stop * group)
+    out = _out(query, key, value).zero_()
+    out[:, :, queries] = _attend_all(
+        batch, query[:, queries], key[:, own], value[:, own], layer, scale, window, softcap
+    )
+    return out
+
+
+def _attend_all(
+    batch: StepBatch,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layer: int,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    """The same with these heads alone."""
     batch.cache.write(layer, batch.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
     out = _out(query, key, value)
     if batch.alone:

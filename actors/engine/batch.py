@@ -7,7 +7,7 @@ numpy once a step; nothing here runs once a token or once a layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, count
 from weakref import WeakValueDictionary
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from actors.engine.kv_cache import InPlace, KVCache
-from cluster.steps import Chunk, StepPlan
+from cluster.steps import Chunk, PageCopy, StepPlan
 
 Ints = NDArray[np.int64]
 
@@ -50,6 +50,23 @@ class Paths:
     positions: Ints
 
 
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One step as numbers alone, from which any rank of a shard makes the same row.
+
+    Of each chunk, in the order of the rows: its first position, its tokens' number and its pages'
+    number; then the tokens and the pages of all. `copies`: pages to copy before, all sources, then
+    all targets.
+    """
+
+    copies: Ints
+    starts: Ints
+    counts: Ints
+    sizes: Ints
+    tokens: Ints
+    tables: Ints
+
+
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class StepBatch:
     """The ragged row: `tokens` and `positions` are `[1, rows]`, `slots` `[rows]`, all int64.
@@ -63,6 +80,7 @@ class StepBatch:
     tokens: Tensor
     positions: Tensor
     slots: Tensor
+    layout: Layout
     first_row: dict[int, int]
     number: Tensor
     paths: Paths
@@ -104,27 +122,44 @@ class _Span:
 def build_batch(plan: StepPlan, cache: KVCache) -> StepBatch:
     """Lay out the chunks of `plan` as one row."""
     order = sorted(range(len(plan.chunks)), key=lambda i: _row_order(plan.chunks[i]))
-    chunks = [plan.chunks[i] for i in order]
-    counts = np.array([chunk.count for chunk in chunks], dtype=np.int64)
-    starts = np.array([chunk.start for chunk in chunks], dtype=np.int64)
-    rows = np.cumsum(counts) - counts
-    tables = [np.array(chunk.sequence.blocks, dtype=np.int64) for chunk in chunks]
-    paths = _paths(np.arange(counts.sum()) + np.repeat(starts - rows, counts), counts, tables)
-    spans = tuple(map(_Span, rows.tolist(), starts.tolist(), counts.tolist(), tables))
+    layout = _layout([plan.chunks[i] for i in order], plan.copies)
+    return lay_out(layout, cache, order)
+
+
+def lay_out(layout: Layout, cache: KVCache, order: Sequence[int] = ()) -> StepBatch:
+    """The row of `layout` over the pages of `cache`; `order[i]` is the number, in the plan, of the
+    layout's chunk `i`."""
+    starts, counts, sizes = layout.starts, layout.counts, layout.sizes
+    rows, pages = np.cumsum(counts) - counts, np.cumsum(sizes) - sizes
+    positions = np.arange(counts.sum()) + np.repeat(starts - rows, counts)
+    paths = Paths(layout.tables, np.repeat(pages, counts), positions)
     alone = _alone(cache.in_place, counts)
     number = next(_numbers)
     batch = _steps[number] = StepBatch(
         cache=cache,
-        tokens=_on_device(_tokens(chunks), cache)[None],
+        tokens=_on_device(layout.tokens, cache)[None],
         positions=_on_device(paths.positions, cache)[None],
         slots=_on_device(_slots(paths, cache.block_size), cache),
-        first_row=dict(zip(order, rows.tolist(), strict=True)),
+        layout=layout,
+        first_row=dict(zip(order, rows.tolist(), strict=False)),
         number=torch.tensor([number]),
         paths=paths,
         alone=alone,
-        _spans=tuple(span for span in spans if span.row >= alone),
+        _spans=tuple(_spans(layout, rows, pages, alone)),
     )
     return batch
+
+
+def _layout(chunks: list[Chunk], copies: Sequence[PageCopy]) -> Layout:
+    tables = [np.array(chunk.sequence.blocks, dtype=np.int64) for chunk in chunks]
+    return Layout(
+        copies=_ints(chain((c.source for c in copies), (c.target for c in copies))),
+        starts=_ints(chunk.start for chunk in chunks),
+        counts=_ints(chunk.count for chunk in chunks),
+        sizes=_ints(len(table) for table in tables),
+        tokens=_tokens(chunks),
+        tables=np.concatenate(tables),
+    )
 
 
 def _row_order(chunk: Chunk) -> tuple[bool, int]:
@@ -133,7 +168,11 @@ def _row_order(chunk: Chunk) -> tuple[bool, int]:
 
 def _tokens(chunks: list[Chunk]) -> Ints:
     known = (c.sequence.tokens[c.start : c.start + c.count] for c in chunks)
-    return np.fromiter(chain.from_iterable(known), dtype=np.int64)
+    return _ints(chain.from_iterable(known))
+
+
+def _ints(numbers: Iterable[int]) -> Ints:
+    return np.fromiter(numbers, dtype=np.int64)
 
 
 def _alone(in_place: InPlace, counts: Ints) -> int:
@@ -146,9 +185,11 @@ def _alone(in_place: InPlace, counts: Ints) -> int:
             return 0
 
 
-def _paths(positions: Ints, counts: Ints, tables: list[Ints]) -> Paths:
-    sizes = np.array([len(table) for table in tables], dtype=np.int64)
-    return Paths(np.concatenate(tables), np.repeat(np.cumsum(sizes) - sizes, counts), positions)
+def _spans(layout: Layout, rows: Ints, pages: Ints, alone: int) -> Iterator[_Span]:
+    """Of the chunks whose rows do not read alone."""
+    for chunk in np.flatnonzero(rows >= alone).tolist():
+        table = layout.tables[pages[chunk] :][: layout.sizes[chunk]]
+        yield _Span(int(rows[chunk]), int(layout.starts[chunk]), int(layout.counts[chunk]), table)
 
 
 def _slots(paths: Paths, block_size: int) -> Ints:

@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
+from typing import NoReturn
 
 import torch
 from transformers import PreTrainedModel
@@ -17,11 +19,15 @@ from transformers import PreTrainedModel
 from actors.engine.compiled import Wish, program_wish
 from actors.engine.exactness import prove_exact, prove_program
 from actors.engine.families import check_family, longest_exact
-from actors.engine.kv_cache import InPlace, KVCache, page_bytes, readable_in_place
+from actors.engine.gang import Gang
+from actors.engine.kv_cache import InPlace, KVCache, LayerShape, page_bytes, readable_in_place
 from actors.engine.loader import dtype_name, load_model
+from actors.engine.lockstep import LeadingForward, follow
 from actors.engine.pace import ThreadPace
+from actors.engine.parts import load_part
 from actors.engine.pool_size import free_bytes, model_len, pool_blocks, within_pool
 from actors.engine.runner import Forward, ModelRunner
+from actors.engine.split import own_heads
 from cluster.batching import Batcher, Progress
 from cluster.blocks import BlockPool, PageEvents
 from cluster.config import ModelConfig
@@ -144,18 +150,28 @@ class Engine:
 
 
 def load_engine(
-    folder: Path, model: ModelConfig, device: torch.device, programs: Path | None = None
+    folder: Path,
+    model: ModelConfig,
+    device: torch.device,
+    programs: Path | None = None,
+    gang: Gang | None = None,
 ) -> Engine:
     """Load the weights of `folder` and make an engine that is ready to step.
 
-    A program found in the folder `programs` is adopted, one that is missing there is wished for.
+    A program found in the folder `programs` is adopted, one that is missing there is wished for;
+    neither by rank 0 of a `gang`, whose other ranks must be in `follow_engine`.
 
     Raises ModelUnavailable for weights that cannot be loaded, UnsupportedModel for a family that
     cannot be served exactly, ConfigError for lengths and sizes that do not go together.
     """
-    loaded = load_model(folder, model.dtype, device, attn_implementation="eager")
-    engine = build_engine(loaded, model)
-    if programs is not None and model.compile == "auto" and not model.deterministic:
+    loaded = _load(folder, model, device, gang)
+    engine = build_engine(loaded, model, gang)
+    if (
+        programs is not None
+        and gang is None
+        and model.compile == "auto"
+        and not model.deterministic
+    ):
         engine.wish = program_wish(folder, loaded, programs)
     if engine.wish is not None and engine.wish.path.exists():
         program = engine.wish.fulfil()
@@ -164,10 +180,61 @@ def load_engine(
     return engine
 
 
-def build_engine(loaded: PreTrainedModel, model: ModelConfig) -> Engine:
+def follow_engine(
+    folder: Path, model: ModelConfig, device: torch.device, gang: Gang, threads: Callable[[], int]
+) -> NoReturn:
+    """Be another rank than 0 of the engine that rank 0 loads: its part of each step, for ever,
+    with as many `threads` as there are at the time.
+
+    Raises as `load_engine`, and ShardLost when a rank is lost.
+    """
+    loaded = _load(folder, model, device, gang)
+    follow(loaded, fit(loaded, model, gang).cache, gang, threads)
+
+
+def _load(
+    folder: Path, model: ModelConfig, device: torch.device, gang: Gang | None
+) -> PreTrainedModel:
+    if gang is not None:
+        return load_part(folder, model.dtype, device, gang)
+    return load_model(folder, model.dtype, device, attn_implementation="eager")
+
+
+def build_engine(loaded: PreTrainedModel, model: ModelConfig, gang: Gang | None = None) -> Engine:
     """An engine for a model in memory, in eval mode; the rest as in `load_engine`."""
+    fitted = fit(loaded, model, gang)
+    runner = ModelRunner(loaded, fitted.cache, _pace(loaded, model, gang))
+    if gang is not None:
+        runner.use(LeadingForward(loaded, gang))
+    capacity = fitted.capacity
+    pool = BlockPool(capacity.total_pages, capacity.block_size, model.cache.prefix_caching)
+    return Engine(
+        runner,
+        partial(prove_program, loaded, fitted.layers),
+        pool,
+        Batcher(pool, model.steps, capacity.max_model_len),
+        capacity,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A model's pages on one device, and what they hold."""
+
+    layers: Mapping[int, LayerShape]
+    cache: KVCache
+    capacity: ShardCapacity
+
+
+def fit(loaded: PreTrainedModel, model: ModelConfig, gang: Gang | None = None) -> Fitted:
+    """Prove that `loaded` can be served, and make the pages for it; in a gang, all ranks at once.
+
+    As many as fit the rank with the least room. Raises as `load_engine`.
+    """
     in_place = _in_place(loaded, model)
     layers = check_family(loaded)
+    if gang is not None:
+        layers = own_heads(loaded, layers, gang)
     prove_exact(loaded, layers, in_place)
     block_size, seats = model.cache.block_size, model.steps.places
     longest = _longest(loaded, model.max_model_len)
@@ -178,16 +245,10 @@ def build_engine(loaded: PreTrainedModel, model: ModelConfig) -> Engine:
         loaded.device.type,
         most=seats * -(-longest // block_size),
     )
+    blocks = blocks if gang is None else gang.least(blocks)
     longest = within_pool(model.max_model_len, longest, blocks * block_size)
-    pool = BlockPool(blocks, block_size, model.cache.prefix_caching)
     cache = KVCache(layers, blocks, block_size, loaded.dtype, loaded.device, in_place)
-    return Engine(
-        ModelRunner(loaded, cache, _pace(loaded, model)),
-        partial(prove_program, loaded, layers),
-        pool,
-        Batcher(pool, model.steps, longest),
-        ShardCapacity(block_size, blocks, seats, longest),
-    )
+    return Fitted(layers, cache, ShardCapacity(block_size, blocks, seats, longest))
 
 
 def _in_place(loaded: PreTrainedModel, model: ModelConfig) -> InPlace | None:
@@ -203,9 +264,11 @@ def _in_place(loaded: PreTrainedModel, model: ModelConfig) -> InPlace | None:
     return InPlace.ALL
 
 
-def _pace(loaded: PreTrainedModel, model: ModelConfig) -> ThreadPace | None:
-    """None where nothing is gained, or where how a product is shared out must not change."""
-    return ThreadPace() if loaded.device.type == "cpu" and not model.deterministic else None
+def _pace(loaded: PreTrainedModel, model: ModelConfig, gang: Gang | None) -> ThreadPace | None:
+    """None where nothing is gained, or where how a product is shared out must not change; and in a
+    gang, where a step is as slow as the other ranks, who try nothing."""
+    alone = loaded.device.type == "cpu" and gang is None
+    return ThreadPace() if alone and not model.deterministic else None
 
 
 def _check_tokens(assignment: Assignment, vocab_size: int) -> None:

@@ -65,6 +65,16 @@ def prove_program(
         _compare(model, ours, own, "compiled")
 
 
+def own_logits(model: PreTrainedModel) -> Tensor:
+    """Of a short random prompt, as transformers computes them; in a gang, by all ranks at once."""
+    return _own_logits(model, _prompts(model)[0])
+
+
+def prove_split(whole: PreTrainedModel, split: Tensor) -> None:
+    """Raise UnsupportedModel unless `split`, of the same weights over ranks, are its own logits."""
+    _compare(whole, split, own_logits(whole), "split over ranks")
+
+
 @torch.inference_mode()
 def _own_logits(model: PreTrainedModel, prompt: list[int]) -> Tensor:
     """All logits of the prompt, `[tokens, vocab]`, as transformers computes them."""

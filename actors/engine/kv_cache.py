@@ -27,11 +27,16 @@ from cluster.steps import PageCopy
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one token of one layer keeps: `kv_heads` keys of `key_dim` and values of `value_dim`."""
+    """What one token of one layer keeps: `kv_heads` keys of `key_dim` and values of `value_dim`.
+
+    Where the model hands over more heads than that, those of other ranks too, kept are those from
+    `first_head` on.
+    """
 
     kv_heads: int
     key_dim: int
     value_dim: int
+    first_head: int = 0
 
     @property
     def elements(self) -> int:
@@ -89,6 +94,9 @@ class KVCache:
         pages = self._layers[layer]
         pages.key_slots.index_copy_(0, slots, key)
         pages.value_slots.index_copy_(0, slots, value)
+
+    def shape(self, layer: int) -> LayerShape:
+        return self._layers[layer].shape
 
     def pages(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """All keys and values of a layer, `[num_blocks, block_size, kv_heads, dim]`; see `seen`."""

@@ -27,13 +27,23 @@ def load_model(
     """
     config = read_config(folder)
     precision = resolve_dtype(dtype, config, device)
+    return read_weights(folder, config, precision, attn_implementation, device_map={"": device})
+
+
+def read_weights(
+    folder: Path, config: Any, precision: torch.dtype, attn_implementation: str, **where: Any
+) -> PreTrainedModel:
+    """The model that `config` describes, from the weights of `folder`; `where` is transformers'.
+
+    Raises ModelUnavailable where the weights do not fill it.
+    """
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
             dtype=precision,
-            device_map={"": device},
             attn_implementation=attn_implementation,
+            **where,
             use_safetensors=True,
             local_files_only=True,
             output_loading_info=True,

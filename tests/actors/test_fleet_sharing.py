@@ -32,6 +32,11 @@ def test_a_shard_gets_a_gpu_where_the_cluster_has_some() -> None:
     assert fair_share(DEFAULT, 4, Machines((16.0,), gpus=4.0)) == Share(1.0, 1.0, 4)
 
 
+def test_each_rank_of_a_shard_gets_a_gpu_and_its_part_of_the_threads() -> None:
+    cluster = Machines((16.0,), gpus=8.0)
+    assert fair_share(DEFAULT, 2, cluster, ranks=4) == Share(1.0, 4.0, 2)
+
+
 def test_what_the_configuration_asks_for_is_taken_as_it_is() -> None:
     asked = ResourcesConfig(cpus=3, gpus=0, threads=2)
     assert fair_share(asked, 1, Machines((8.0,), gpus=4.0)) == Share(3.0, 0.0, 2)

@@ -88,6 +88,16 @@ def test_an_unknown_field_is_refused_with_those_known_there(
         ({"models": [{"shards": -1}]}, "args.models[0].shards", "greater than or equal to 0"),
         ({"models": [{"dtype": "int4"}]}, "args.models[0].dtype", "'auto', 'float32', 'bfloat16'"),
         ({"models": []}, "args.models", "at least 1 item"),
+        (
+            {"models": [{"tensor_parallel": 2, "deterministic": True}]},
+            "args.models[0]",
+            "deterministic needs tensor_parallel 1",
+        ),
+        (
+            {"models": [{"tensor_parallel": 2, "resources": {"gpus": 1}}]},
+            "args.models[0]",
+            "resources.gpus must be 2, as tensor_parallel, or 0",
+        ),
         ({"models": [{"source": ""}]}, "args.models[0].source", "at least 1 character"),
         (
             {"models": [{"cache": {"block_size": "many"}}]},

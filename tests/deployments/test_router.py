@@ -41,9 +41,9 @@ class Calls:
         self.responses: list[Response] = []
         self.called = asyncio.Event()
 
-    def remote(self, *arguments: Any) -> Response:
+    def remote(self, argument: Any) -> Response:
         response = Response()
-        self.arguments.append(arguments)
+        self.arguments.append(argument)
         self.responses.append(response)
         self.called.set()
         if self.outcomes:
@@ -65,34 +65,34 @@ class Handle:
 
 async def test_another_replica_is_asked_where_one_is_away() -> None:
     handle = Handle(DEAD, LEASE)
-    assert await RouterHandle(handle, "door", retry_s=0.0).place(SUBMISSION) == LEASE
-    assert handle.place.arguments == [(SUBMISSION, "door")] * 2
+    assert await RouterHandle(handle, retry_s=0.0).place(SUBMISSION) == LEASE
+    assert handle.place.arguments == [SUBMISSION, SUBMISSION]
     assert handle.withdraw.arguments == []
 
 
 async def test_without_any_replica_the_scheduler_is_out_of_reach() -> None:
     handle = Handle(*[DEAD] * HANDLE_ATTEMPTS)
     with pytest.raises(SchedulerLost):
-        await RouterHandle(handle, "door", retry_s=0.0).place(SUBMISSION)
+        await RouterHandle(handle, retry_s=0.0).place(SUBMISSION)
 
 
 async def test_whoever_stops_waiting_for_a_decision_withdraws() -> None:
     handle = Handle()
-    placing = asyncio.create_task(RouterHandle(handle, "door").place(SUBMISSION))
+    placing = asyncio.create_task(RouterHandle(handle).place(SUBMISSION))
     await handle.place.called.wait()
     placing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await placing
     assert handle.place.responses[0].cancelled
-    assert handle.withdraw.arguments == [("r",)]
+    assert handle.withdraw.arguments == ["r"]
 
 
 async def test_whoever_stops_waiting_between_two_replicas_withdraws_too() -> None:
     handle = Handle(DEAD)
-    placing = asyncio.create_task(RouterHandle(handle, "door", retry_s=3600.0).place(SUBMISSION))
+    placing = asyncio.create_task(RouterHandle(handle, retry_s=3600.0).place(SUBMISSION))
     await handle.place.called.wait()
     placing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await placing
     assert len(handle.place.responses) == 1
-    assert handle.withdraw.arguments == [("r",)]
+    assert handle.withdraw.arguments == ["r"]

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
@@ -22,6 +24,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
     Phi3Config,
@@ -119,6 +123,10 @@ def _gpt2() -> PreTrainedModel:
     )
 
 
+def _mixtral() -> PreTrainedModel:
+    return MixtralForCausalLM(MixtralConfig(**SHAPE, num_local_experts=4, num_experts_per_tok=2))
+
+
 FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "llama": _llama,
     "qwen2": _qwen2,
@@ -129,12 +137,35 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "phi3": _phi3,
     "olmo2": _olmo2,
     "gpt2": _gpt2,
+    "mixtral": _mixtral,
 }
 
 
 def make(family: str) -> PreTrainedModel:
     """A new model of the family; the same weights every time."""
     return with_wide_weights(FAMILIES[family]())
+
+
+def latent_attention() -> PreTrainedModel:
+    """A model whose keys and values differ in size, made from one small vector a token."""
+    return with_wide_weights(
+        DeepseekV3ForCausalLM(
+            DeepseekV3Config(
+                **{**SHAPE, "num_key_value_heads": 4},
+                q_lora_rank=16,
+                kv_lora_rank=16,
+                qk_rope_head_dim=8,
+                qk_nope_head_dim=16,
+                v_head_dim=16,
+                first_k_dense_replace=3,
+                moe_intermediate_size=16,
+                n_routed_experts=2,
+                num_experts_per_tok=1,
+                n_group=1,
+                topk_group=1,
+            )
+        )
+    )
 
 
 def with_wide_weights(model: PreTrainedModel) -> PreTrainedModel:

@@ -9,8 +9,6 @@ import torch
 from transformers import (
     BambaConfig,
     BambaForCausalLM,
-    DeepseekV3Config,
-    DeepseekV3ForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
     Lfm2Config,
@@ -21,8 +19,6 @@ from transformers import (
     LlamaForCausalLM,
     MambaConfig,
     MambaForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
     PreTrainedModel,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
@@ -32,12 +28,12 @@ from transformers import (
 from transformers.models.bloom import BloomConfig, BloomForCausalLM
 
 from actors.engine.engine import build_engine
-from actors.engine.exactness import prove_exact
+from actors.engine.exactness import own_logits, prove_exact, prove_split
 from actors.engine.families import check_family
 from actors.engine.kv_cache import LayerShape
 from cluster.config import CacheConfig, ModelConfig
 from cluster.errors import ConfigError, UnsupportedModel
-from tests.engine.families import FAMILIES, SHAPE, make, with_wide_weights
+from tests.engine.families import FAMILIES, SHAPE, latent_attention, make, with_wide_weights
 
 POOL = CacheConfig(num_blocks=128)
 
@@ -118,28 +114,8 @@ def test_a_plain_family_says_what_each_layer_keeps(family: str) -> None:
     assert layers[0].kv_heads == (4 if family == "gpt2" else 2)
 
 
-def test_a_mixture_of_experts_is_served() -> None:
-    config = MixtralConfig(**SHAPE, num_local_experts=4, num_experts_per_tok=2)
-    model = with_wide_weights(MixtralForCausalLM(config))
-    prove_exact(model, check_family(model))
-
-
 def test_keys_and_values_may_differ_in_size() -> None:
-    config = DeepseekV3Config(
-        **{**SHAPE, "num_key_value_heads": 4},
-        q_lora_rank=16,
-        kv_lora_rank=16,
-        qk_rope_head_dim=8,
-        qk_nope_head_dim=16,
-        v_head_dim=16,
-        first_k_dense_replace=3,
-        moe_intermediate_size=16,
-        n_routed_experts=2,
-        num_experts_per_tok=1,
-        n_group=1,
-        topk_group=1,
-    )
-    model = with_wide_weights(DeepseekV3ForCausalLM(config))
+    model = latent_attention()
     layers = check_family(model)
     assert layers[0] == LayerShape(kv_heads=4, key_dim=24, value_dim=16)
     prove_exact(model, layers)
@@ -161,6 +137,15 @@ def test_a_model_that_computes_something_else_in_pages_is_refused() -> None:
         layer.self_attn.register_forward_pre_hook(_look_at_neighbours, with_kwargs=True)
     with pytest.raises(UnsupportedModel, match=r"LlamaForCausalLM .* differ from its own"):
         prove_exact(model, layers)
+
+
+def test_a_split_that_computes_something_else_is_refused() -> None:
+    """As a plan that adds up once too often would."""
+    model = make("llama")
+    logits = own_logits(model)
+    prove_split(model, logits + 1e-5)
+    with pytest.raises(UnsupportedModel, match="split over ranks, its logits differ"):
+        prove_split(model, 2 * logits)
 
 
 def _look_at_neighbours(_module: Any, args: Any, kwargs: Any) -> Any:
