@@ -45,6 +45,7 @@ class ReportLedger:
         self._full = True
         self._leaving = False
         self._snapshot: Snapshot | None = None
+        self._prefilling = NO_PREFILLING
         self._clear()
 
     @property
@@ -68,9 +69,7 @@ class ReportLedger:
             here = {one.request_id for one in outcome.snapshot.held}
             ended = [*self._ended, *outcome.progress.ended]
             produced = [*self._produced, *outcome.progress.produced]
-            prefilling = self._prefilling
             self._clear()
-            self._prefilling = prefilling
             for request_id, tokens in zip(ended, produced, strict=True):
                 if request_id not in here:
                     self._ended.append(request_id)
@@ -101,7 +100,7 @@ class ReportLedger:
             prefilling=self._prefilling,
         )
         self._full = False if self._snapshot else self._full
-        self._snapshot = None
+        self._snapshot, self._prefilling = None, NO_PREFILLING
         self._clear()
         return report
 
@@ -132,7 +131,6 @@ class ReportLedger:
         self._started: list[str] = []
         self._ended: list[str] = []
         self._produced: list[int] = []
-        self._prefilling = NO_PREFILLING
         # Of a page stored and removed since the last report, only the last word counts.
         self._is_stored: dict[PageHash, bool] = {}
 

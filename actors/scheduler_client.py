@@ -170,13 +170,12 @@ class SchedulerClient:
             self._epoch, self._acknowledged, self._heard_at = batch.epoch, batch.number, now
 
     async def _audit(self) -> None:
+        """One that fails is not repeated: it may have been done, and two looks need time between."""
         while True:
             await asyncio.sleep(self._audit_s)
             try:
                 lost = await self._look()
-            except (
-                AWAY
-            ):  # perhaps it was done: asked again, it would doubt what is on its way twice
+            except AWAY:
                 self._handle = None
             else:
                 self._post([self._waiting[one].submission for one in lost if one in self._waiting])

@@ -68,7 +68,7 @@ Event = Submitted | Withdrawn | RouterGone | DoorGone | Audited | Reported | Sha
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Tell `router` the decision, which may be one that was made before and is told `again`."""
+    """Tell `router` the decision; `again`: an audit found it made, and not heard of."""
 
     router: str
     decision: Decision

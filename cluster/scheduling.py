@@ -112,7 +112,7 @@ class SchedulerBrain:
         """Decided at once wherever possible: room and nobody ahead, or no hope."""
         entry = self._books.leases.entry(submission.request_id)
         if entry is not None:
-            yield Tell(submission.router, entry.lease, again=True)
+            yield Tell(submission.router, entry.lease)
             return
         decision = self._dispatch.receive(submission, now)
         if decision is not None:

@@ -292,6 +292,7 @@ async def test_what_a_shard_says_of_the_request_itself_is_not_tried_elsewhere() 
         (RefusalKind.QUEUE_FULL, QueueFull),
         (RefusalKind.NOT_READY, NotReady),
         (RefusalKind.DEADLINE, DeadlineExceeded),
+        (RefusalKind.ABANDONED, CapacityError),
     ],
 )
 async def test_a_refusal_says_when_to_come_back(
