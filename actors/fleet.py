@@ -21,6 +21,7 @@ from ray.exceptions import RayError
 
 from actors.adoption import Found, find_living
 from actors.autoscaler import ShardScaler, ask
+from actors.carving import Carver
 from actors.creation import create_scheduler, create_shard, new_incarnation
 from actors.evacuation import Evacuation
 from actors.fleet_status import FleetStatus, status_of
@@ -60,7 +61,10 @@ class Fleet:
         self._ending = asyncio.Event()
         self._changed = asyncio.Event()
         self._looked_at = time.monotonic()
-        self._places = Places(config.models)
+        self._carver = Carver(namespace, self._lives, config.fleet.orphan_s)
+        self._places = Places(
+            config.models, carve=self._carver.carve if config.fleet.manage_mig else None
+        )
         self._scaler = ShardScaler(config.models, partial(ask, self._lives), self.scale)
         self._loops: list[asyncio.Task[None]] = []
 
@@ -91,6 +95,7 @@ class Fleet:
         for name in self._tasks:
             self._cut_short(name)
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await self._carver.restore()
 
     async def let_go(self) -> None:
         """Leave every actor to a successor, as it is. The fleet cannot be started again."""
@@ -101,7 +106,8 @@ class Fleet:
     async def _run(self) -> None:
         await self._adopt_all()
         self._scaler.resume(Counter(m.model for m in self._members.values() if m.model))
-        beside = (self._scaler.run(), Evacuation(self._lives, self._places, self._outdate).run())
+        evacuation = Evacuation(self._lives, self._places, self._outdate)
+        beside = (self._scaler.run(), evacuation.run(), self._carver.run())
         self._loops += map(asyncio.get_running_loop().create_task, beside)
         while True:
             self._reconcile()
@@ -145,7 +151,8 @@ class Fleet:
             life = replace(life, load_timeout_s=self._models[model].load_timeout_s)
         self._members[found.name] = Member(found.name, model, found.index, state, now, stamp=stamp)
         if model is not None:
-            self._places.note(model, found.index, found.identity.node)
+            identity = found.identity
+            self._places.note(model, found.index, identity.node, identity.devices)
         self._begin(found.name, partial(_as_found, life))
 
     def _create(self, wish: Create) -> None:
@@ -186,10 +193,13 @@ class Fleet:
             if self._released:
                 raise
         self._burying.add(name)
+        member = self._members[name]
         try:
             await self._end(name, fault)
         except Exception:  # a member must be LOST whatever its burial raised, or it never returns
             logger.exception("%s could not be buried in order", name)
+        if member.model is not None:
+            self._places.leave(member.model, member.index)
         self._burying.remove(name)
         self._move(name, Event.LOST, reason)
 
@@ -199,18 +209,20 @@ class Fleet:
             return create_scheduler(self._config.scheduling, self._namespace, wish.stamp, orphan_s)
         model = self._models[wish.model]
         share = self._share(model, machines(ray.nodes()))
-        node = await self._places.find(model.name, wish.index, share)
+        tell = partial(self._hear, wish.name)
+        site = await self._places.find(model.name, wish.index, share, tell)
         spec = ShardSpec(
             ShardRef(wish.name, model.name, wish.name, new_incarnation()),
             model,
             self._namespace,
             share.threads,
             share.gpus,
+            site.devices,
             self._timing.shards,
             stamp=wish.stamp,
             tether_s=orphan_s,
         )
-        return create_shard(spec, share.cpus, node)
+        return create_shard(spec, share.cpus, site.node)
 
     def _stamp(self, model: str | None) -> str:
         """Of what a shard of `model`, or the scheduler, is made from: all that a living one cannot
@@ -226,9 +238,7 @@ class Fleet:
         """Let its requests go on elsewhere, unless all ends, and bury it. The scheduler is told: of
         one that failed before, so that no new lease goes there, and of each after, since it may
         have reported in between."""
-        life, member = self._lives.pop(name, None), self._members[name]
-        if member.model is not None:
-            self._places.leave(member.model, member.index)
+        life = self._lives.pop(name, None)
         if life is not None:
             if fault is not None:
                 await self._say_gone(life)

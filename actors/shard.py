@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from actors.devices.assignment import assigned_ids
 from actors.devices.berth import Berth, assigned_berth
+from actors.devices.health import watch_devices
 from actors.doors import Doors
 from actors.engine_building import build_engine
 from actors.engine_thread import Crash, EngineThread, Outcome
@@ -49,7 +50,7 @@ class KVShard:
         self._loop = asyncio.get_running_loop()
         self._doors = Doors(spec.timing.door_timeout_s, spec.timing.max_backlog)
         self._engine = EngineThread(
-            lambda: build_engine(spec.model, bool(spec.gpus), self._threads),
+            lambda: build_engine(spec.model, spec.on_gpu, self._threads),
             publish=self._from_thread(self._on_outcome),
             crashed=self._from_thread(self._on_crash),
         )
@@ -65,7 +66,8 @@ class KVShard:
 
     def __repr__(self) -> str:
         index = self._spec.ref.shard.rpartition("-")[2]
-        device = f"gpu x{self._spec.gpus:g}" if self._spec.gpus else f"cpu x{self._threads}"
+        gpus = f"gpu x{self._spec.gpus:g}" if self._spec.gpus else f"cpu x{self._threads}"
+        device = ", ".join(self._spec.devices) or gpus
         return f"KVShard({self._spec.ref.model}/{index}, {device})"
 
     async def load(self) -> ShardCapacity:
@@ -80,7 +82,8 @@ class KVShard:
     async def _load(self) -> ShardCapacity:
         # First: threads inherit the binding of who starts them, and pages stay where they were put.
         binding = self._spec.model.resources.binding
-        self._berth = assigned_berth(binding, assigned_ids(), self._spec.claims)
+        devices, claims = self._spec.devices, self._spec.claims
+        self._berth = assigned_berth(binding, assigned_ids(), claims, devices)
         self._settle()
         self._engine.start()
         capacity = await asyncio.wrap_future(self._engine.capacity)
@@ -97,6 +100,8 @@ class KVShard:
         self._keep_running(self._audit.run(self._spec.timing.audit_s))
         self._keep_running(self._sweep_doors())
         self._keep_running(self._settle_again())
+        if self._berth.devices:
+            self._keep_running(watch_devices(self._berth.devices, self._spec.timing.device_s))
         return capacity
 
     async def introduced(self) -> None:
@@ -105,7 +110,9 @@ class KVShard:
 
     async def identity(self) -> Identity:
         loaded = self._reporter is not None
-        return Identity(self._spec.stamp, self._spec.ref, loaded, self._draining, node_id())
+        spec = self._spec
+        whereabouts = node_id(), os.getpid(), spec.devices
+        return Identity(spec.stamp, spec.ref, loaded, self._draining, *whereabouts)
 
     async def ping(self) -> Pulse:
         self._tether.hold()

@@ -56,11 +56,22 @@ class ResourcesConfig(Frozen):
     binding: Literal["auto", "measured", "off"] = Field(
         "auto", description="To CPUs and memory near the device; measured: only if a probe gains."
     )
+    mig_profile: str | None = Field(
+        None,
+        pattern=r"^[1-9]\d*g\.[1-9]\d*gb(\+[a-z.]+)?$",
+        description="A MIG slice, as `3g.40gb`, for each shard; then no GPU is asked of Ray.",
+    )
     custom: dict[str, float] = Field(default_factory=dict, description="Ray custom resources.")
     arrange: Literal["spread", "pack"] = Field("spread", description="Shards over the nodes.")
     memory_gib: float | None = Field(
         None, gt=0, description="Of its device: weights and a KV pool; where is less, none goes."
     )
+
+    @model_validator(mode="after")
+    def _slice_or_gpus(self) -> ResourcesConfig:
+        if self.mig_profile is not None and self.gpus:
+            raise ValueError("mig_profile and gpus exclude each other: slices are not Ray's GPUs")
+        return self
 
 
 DETERMINISTIC_ROWS = 32
@@ -142,6 +153,10 @@ class FleetConfig(Frozen):
     )
     orphan_s: float = Field(
         120.0, ge=10, description="Without a Fleet and a Router for so long, the scheduler ends."
+    )
+    manage_mig: bool = Field(
+        False,
+        description="Cut GPUs to have the slices shards want; put the layout back at the end.",
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from actors.lifecycle import Event
 from actors.placing import Places
 from actors.sharing import Share
 from cluster.config import ModelConfig, ResourcesConfig
@@ -14,6 +15,10 @@ from tests.cluster.machines import recorded, renamed
 
 CPU = Share(cpus=1.0, gpus=0.0, threads=4)
 GPU = Share(cpus=1.0, gpus=1.0, threads=4)
+
+
+def untold(event: Event | None, message: str) -> None:
+    raise AssertionError(f"nobody waits here, yet: {message}")
 
 
 class Sites:
@@ -39,7 +44,7 @@ class Sites:
         return Topology(tuple(seen))
 
     async def find(self, index: int, share: Share = CPU) -> str | None:
-        return await self.places.find("m", index, share)
+        return (await self.places.find("m", index, share, untold)).node
 
     async def found(self, shards: int) -> list[str | None]:
         return [await self.find(index) for index in range(shards)]

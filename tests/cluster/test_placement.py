@@ -198,7 +198,7 @@ def test_a_lost_gpu_is_named_where_it_is_missed() -> None:
     lost = topology.nodes[0].gpus[0].uuid
     planned = plan([Wish("m", 4)], without_gpu(topology, lost))
     assert planned.missing[0].reason == (
-        f"all 3 GPUs are taken ({lost} lost): add GPUs or want fewer shards"
+        f"all 3 GPUs are taken ({lost} out of order): add GPUs or want fewer shards"
     )
 
 
