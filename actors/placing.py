@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -44,11 +43,11 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Seeker:
-    """A shard that waits for a slice, and the nodes that could run it."""
+    """A shard that waits for a slice."""
 
     wish: Wish
     index: int
-    able: list[str]
+    share: Share
 
 
 class Places:
@@ -90,8 +89,8 @@ class Places:
         self.leave(model, index)
         wish = _wish(self._models[model], share)
         if wish.profile is not None:
-            return await self._find_slice(wish, index, share, tell)
-        able = await self._able(self._models[model], share)
+            return await self._find_slice(Seeker(wish, index, share), tell)
+        able = self._able(model, share, await self._living())
         if len(able) == 1:
             self.note(model, index, able[0])
             return Site(able[0])
@@ -121,12 +120,11 @@ class Places:
             self._forget({there.node})
             self._left.set()
 
-    async def _find_slice(self, wish: Wish, index: int, share: Share, tell: Listener) -> Site:
-        shard, tries = (wish.model, index), 1
+    async def _find_slice(self, seeker: Seeker, tell: Listener) -> Site:
+        shard, tries = (seeker.wish.model, seeker.index), 1
+        self._seekers[shard] = seeker
         try:
             while True:
-                able = await self._able(self._models[wish.model], share)
-                self._seekers[shard] = seeker = Seeker(wish, index, able)
                 async with self._seating:
                     self._left.clear()
                     event, obstacle = await self._seat(seeker)
@@ -135,36 +133,39 @@ class Places:
                 tell(event, obstacle)
                 tries += 1
                 await self._changed(self._backoff.delay(tries))
-                self._forget(set(able))
         finally:
-            self._seekers.pop(shard, None)
+            del self._seekers[shard]
 
     async def _seat(self, seeker: Seeker) -> tuple[Event | None, str]:
         """Give it a slice, cut for it if need be. What is in the way: who has a place has to leave
         it (CRAMPED), or a cut was refused."""
-        made = place(seeker.wish, seeker.index, await self._survey(seeker.able), self._occupied())
-        cuts = await self._cuts_for(seeker) if made.missing and self._carve else None
-        if cuts is not None and self._carve is not None and cuts.recuts:
-            logger.info("%s", "; ".join(cuts.lines))
-            refused = await self._carve(cuts)
+        living = await self._living()
+        made = await self._planned(seeker, living)
+        if made.missing and self._carve is not None:
+            cuts = await self._cuts_for(seeker, living)
+            refused = await self._carve(cuts) if cuts.recuts else ()
             self._forget({recut.node for recut in cuts.recuts})
             if refused:
                 return None, "; ".join(refused)
-            topology = await self._survey(seeker.able)
-            made = place(seeker.wish, seeker.index, topology, self._occupied())
+            made = await self._planned(seeker, living)
         self._take(made)
         return Event.CRAMPED, "; ".join(missing.reason for missing in made.missing)
 
-    async def _cuts_for(self, seeker: Seeker) -> Plan:
+    async def _planned(self, seeker: Seeker, living: list[dict[str, Any]]) -> Plan:
+        able = self._able(seeker.wish.model, seeker.share, living)
+        return place(seeker.wish, seeker.index, await self._survey(able), self._occupied())
+
+    async def _cuts_for(self, seeker: Seeker, living: list[dict[str, Any]]) -> Plan:
         """How to come by a slice for it, where no slice is given up that others will get."""
-        others = [other for other in self._seekers.values() if other is not seeker]
-        every = await self._survey([node for one in (seeker, *others) for node in one.able])
-        taken = self._occupied()
-        for other in others:
-            there = _among(every, other.able)
-            taken += place(other.wish, other.index, there, taken).placements
-        there = _among(every, seeker.able)
-        return place(seeker.wish, seeker.index, there, taken, manage_mig=True)
+        every, taken = await self._survey([node["NodeID"] for node in living]), self._occupied()
+        for other in self._seekers.values():
+            if other is not seeker:
+                there = _among(every, self._able(other.wish.model, other.share, living))
+                taken += place(other.wish, other.index, there, taken).placements
+        there = _among(every, self._able(seeker.wish.model, seeker.share, living))
+        cuts = place(seeker.wish, seeker.index, there, taken, manage_mig=True)
+        logger.info("%s", "; ".join(cuts.lines))
+        return cuts
 
     def _occupied(self) -> list[Placement]:
         return list(self._taken.values())
@@ -178,15 +179,20 @@ class Places:
         return Site(None)
 
     async def _changed(self, within_s: float) -> None:
-        """Until somebody left a slice, or a while has passed, in which others may have."""
-        with contextlib.suppress(TimeoutError):
+        """Until somebody left a slice, or a while has passed, in which all may have changed."""
+        try:
             async with asyncio.timeout(within_s):
                 await self._left.wait()
+        except TimeoutError:
+            self._topology = Topology(())
 
-    async def _able(self, model: ModelConfig, share: Share) -> list[str]:
+    async def _living(self) -> list[dict[str, Any]]:
+        return [node for node in await asyncio.to_thread(self._nodes) if node["Alive"]]
+
+    def _able(self, model: str, share: Share, living: list[dict[str, Any]]) -> list[str]:
         """The living nodes whose Ray resources, were they all free, would do for a shard."""
-        asked = {"CPU": share.cpus, "GPU": share.gpus, **model.resources.custom}
-        living = [node for node in await asyncio.to_thread(self._nodes) if node["Alive"]]
+        custom = self._models[model].resources.custom
+        asked = {"CPU": share.cpus, "GPU": share.gpus, **custom}
         able = {node["NodeID"] for node in living if _offers(node["Resources"], asked)}
         return sorted(able - self._avoided)
 
