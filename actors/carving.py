@@ -17,9 +17,11 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from actors.devices.layout_book import LayoutBook
 from actors.devices.mig import MigManager
 from actors.identity import Identity
 from actors.lives import Life, in_words
+from actors.models import default_cache
 from actors.naming import ActorAddress
 from actors.tether import Tether
 from cluster.errors import NotReady
@@ -41,15 +43,18 @@ class MigKeeper:
     """The one hand that cuts the GPUs of its node.
 
     Without a sign of the fleet for `slack_s` seconds it restores what it can, and calls `leave`.
+    `scope` names the application among all that ever cut here; what another keeper of it left is
+    restored too.
     """
 
     def __init__(
         self,
         slack_s: float,
+        scope: str,
         manager: MigManager | None = None,
         leave: Callable[[], None] = _exit,
     ) -> None:
-        self._manager = manager or MigManager()
+        self._manager = manager or MigManager(LayoutBook(default_cache() / "mig" / scope))
         self._leave = leave
         self._turn = asyncio.Lock()
         self._going: asyncio.Task[None] | None = None
@@ -100,6 +105,7 @@ class Carver:
         self._namespace = namespace
         self._lives = lives
         self._slack_s = slack_s
+        self._cut_nodes: set[str] = set()
 
     async def carve(self, plan: Plan) -> tuple[str, ...]:
         """Make the recuts of a plan; what was refused, and why."""
@@ -123,6 +129,7 @@ class Carver:
 
     async def _cut(self, recut: Recut) -> str:
         pids = await self._pids_on(recut.node)
+        self._cut_nodes.add(recut.node)
         try:
             async with asyncio.timeout(CUT_S):
                 await self._keeper(recut.node).recut.remote(recut, pids)
@@ -151,7 +158,7 @@ class Carver:
             num_cpus=0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
         )
-        return actor.remote(self._slack_s)
+        return actor.remote(self._slack_s, self._namespace)
 
     async def _keepers(self) -> list[Any]:
         entries = await asyncio.to_thread(ray.util.list_named_actors, all_namespaces=True)

@@ -33,6 +33,7 @@ from actors.naming import SCHEDULER
 from actors.placing import Places
 from actors.shard_spec import ShardSpec
 from actors.sharing import Machines, Share, fair_share, machines
+from actors.slicing import Slices
 from actors.tasks import cancel_all, first_to_end
 from cluster.config import ModelConfig, ShoalConfig
 from cluster.errors import ModelNotFound
@@ -62,9 +63,8 @@ class Fleet:
         self._changed = asyncio.Event()
         self._looked_at = time.monotonic()
         self._carver = Carver(namespace, self._lives, config.fleet.orphan_s)
-        self._places = Places(
-            config.models, carve=self._carver.carve if config.fleet.manage_mig else None
-        )
+        carve = self._carver.carve if config.fleet.manage_mig else None
+        self._places = Places(config.models, slices=Slices(config.models, carve))
         self._scaler = ShardScaler(config.models, partial(ask, self._lives), self.scale)
         self._loops: list[asyncio.Task[None]] = []
 

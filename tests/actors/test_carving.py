@@ -14,6 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.carving import PREFIX, Carver, MigKeeper
 from actors.creation import create_shard, new_incarnation
+from actors.devices.mig import MigManager
 from actors.fleet import Fleet
 from actors.lives import Life
 from actors.shard_spec import ShardSpec
@@ -64,15 +65,16 @@ def enumerate_names(lives: tuple[Life, ...]) -> list[tuple[str, Life]]:
 async def keeper_of(namespace: str, *pids: int) -> Any:
     """A keeper whose driver shows the recorded GPUs, with these processes on one of them."""
 
-    def install(_keeper: MigKeeper) -> None:
+    def install(keeper: MigKeeper) -> None:
         nvml = FakeNvml(NODE)
         nvml.gpu(PARTLY.uuid).mig_devices()[0].processes.extend(pids)
         pynvml.nvmlLib = nvml
+        keeper._manager = MigManager()
 
     there = NodeAffinitySchedulingStrategy(here(), soft=False)
     actor: Any = ray.remote(MigKeeper)
     options = {"name": PREFIX + here(), "namespace": namespace, "scheduling_strategy": there}
-    keeper = actor.options(num_cpus=0, **options).remote(60.0)
+    keeper = actor.options(num_cpus=0, **options).remote(60.0, namespace)
     await keeper.__ray_call__.remote(install)
     return keeper
 

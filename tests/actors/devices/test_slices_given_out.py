@@ -10,9 +10,10 @@ import pytest
 
 from actors.carving import MigKeeper
 from actors.devices.discovery import discover
+from actors.devices.mig import MigManager
 from actors.lifecycle import Backoff, Event
-from actors.placing import Places, Site
 from actors.sharing import Share
+from actors.slicing import Site, Slices
 from cluster.config import ModelConfig, ResourcesConfig
 from cluster.errors import DeviceUnavailable
 from cluster.placement import NewSlice, Plan, Recut
@@ -36,20 +37,20 @@ class Machine:
             ModelConfig(name=profile.name, resources=ResourcesConfig(mig_profile=profile.name))
             for profile in MIXED.profiles
         ]
-        self.keeper = MigKeeper(slack_s=float("inf"))
+        self.keeper = MigKeeper(float("inf"), "tests", MigManager())
         self.told: list[tuple[Event | None, str]] = []
         self.heard = asyncio.Event()
-        self.places = Places(
+        self.slices = Slices(
             models,
-            nodes=lambda: [{"NodeID": HERE, "Alive": True, "Resources": {"CPU": 8.0}}],
-            look=self._look,
             carve=self._carve if manage_mig else None,
+            nodes=self._nodes,
+            look=self._look,
             backoff=Backoff(first_s=0.01, longest_s=0.01),
         )
 
     async def find(self, profile: str, index: int = 0) -> Site:
         async with asyncio.timeout(20.0):
-            return await self.places.find(profile, index, SHARE, self._tell)
+            return await self.slices.find(profile, index, SHARE, self._tell)
 
     async def seeking(self, profile: str, index: int) -> asyncio.Task[Site]:
         """A shard that has been told why it has to wait."""
@@ -62,6 +63,9 @@ class Machine:
     def _tell(self, event: Event | None, message: str) -> None:
         self.told.append((event, message))
         self.heard.set()
+
+    async def _nodes(self) -> list[dict[str, Any]]:
+        return [{"NodeID": HERE, "Resources": {"CPU": 8.0}}]
 
     async def _look(self, known: Topology) -> Topology:
         return known if known.node(HERE) else Topology((discover(HERE),))
@@ -109,7 +113,7 @@ async def test_a_shard_waits_for_a_slice_and_gets_the_next_that_is_left(nvml: Fa
     event, reason = machine.told[0]
     assert event is Event.CRAMPED
     assert "MIG slice 7g.40gbs are taken" in reason
-    machine.places.leave("7g.40gb", 0)
+    machine.slices.leave("7g.40gb", 0)
     assert await waiting == first
 
 
@@ -134,7 +138,7 @@ async def test_nothing_is_cut_that_others_are_about_to_get(nvml: FakeNvml) -> No
 async def test_a_slice_of_an_adopted_shard_is_neither_given_nor_cut(nvml: FakeNvml) -> None:
     machine = Machine(manage_mig=True)
     (whole,) = uuids(WHOLE, profile="7g.40gb")
-    machine.places.note("7g.40gb", 0, HERE, (whole,))
+    machine.slices.note("7g.40gb", 0, HERE, (whole,))
     site = await machine.find("7g.40gb", 1)
     assert gpu_of(nvml, site) != WHOLE.uuid
     assert nvml.cuts(WHOLE.uuid) == [("7g.40gb", 0, 1)]
@@ -170,7 +174,7 @@ async def test_a_gpu_with_a_fault_gets_no_shard_until_it_reads_healthy(nvml: Fak
     machine = Machine(manage_mig=False)
     assert gpu_of(nvml, await machine.find("3g.20gb", 0)) == HALVES.uuid
     nvml.gpu(HALVES.uuid).rows = (0, 1, 1, 0)
-    machine.places.leave("3g.20gb", 0)
+    machine.slices.leave("3g.20gb", 0)
     waiting = await machine.seeking("3g.20gb", 0)
     nvml.gpu(HALVES.uuid).rows = (0, 1, 0, 0)
     assert gpu_of(nvml, await waiting) == HALVES.uuid
@@ -178,7 +182,7 @@ async def test_a_gpu_with_a_fault_gets_no_shard_until_it_reads_healthy(nvml: Fak
 
 async def test_a_keeper_that_nobody_holds_puts_the_layout_back_and_goes(nvml: FakeNvml) -> None:
     before, gone = layout(nvml), asyncio.Event()
-    keeper = MigKeeper(slack_s=0.5, leave=gone.set)
+    keeper = MigKeeper(0.5, "tests", MigManager(), leave=gone.set)
     await keeper.recut(Recut(HERE, PARTLY.uuid, (), (NewSlice("3g.20gb", 4),)), ())
     assert layout(nvml) != before
     async with asyncio.timeout(20.0):
@@ -188,7 +192,7 @@ async def test_a_keeper_that_nobody_holds_puts_the_layout_back_and_goes(nvml: Fa
 
 async def test_what_cannot_be_put_back_at_once_is_tried_again(nvml: FakeNvml) -> None:
     before = layout(nvml)
-    keeper = MigKeeper(slack_s=float("inf"))
+    keeper = MigKeeper(float("inf"), "tests", MigManager())
     await keeper.recut(Recut(HERE, PARTLY.uuid, (), (NewSlice("3g.20gb", 4),)), ())
     nvml.fail_once("nvmlDeviceGetMigMode", pynvml.NVML_ERROR_UNKNOWN, after=0)
     assert await keeper.restore(pause_s=0.0) == ()
