@@ -107,7 +107,8 @@ class Slices:
     def note(self, model: str, index: int, node: str, devices: tuple[str, ...]) -> None:
         """The shard has these, whoever gave them to it."""
         ranks = tuple(Rank(device, None) for device in devices)
-        there = Placement(model, index, None, node, Kind.SLICE, ranks, memory_bytes=0)
+        tenant = self._models[model].tenant if model in self._models else None
+        there = Placement(model, index, tenant, node, Kind.SLICE, ranks, memory_bytes=0)
         self._taken[model, index] = there
 
     def leave(self, model: str, index: int) -> None:
@@ -192,6 +193,7 @@ def _wish(model: ModelConfig) -> Wish:
         memory_bytes=int((resources.memory_gib or 0.0) * GIB),
         kinds=(Kind.SLICE,),
         profile=resources.mig_profile,
+        tenant=model.tenant,
         arrange=resources.arrange,
     )
 

@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError, model_validator
 from cluster.autoscaling_config import AutoscalingConfig
 from cluster.errors import ConfigError
 from cluster.frozen import Frozen
+from cluster.isolation import check_stand_ins
 from cluster.scheduling_config import SchedulingConfig
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -103,6 +104,12 @@ class ModelConfig(Frozen):
         None, description="Bounds between which their number then follows the load."
     )
     load_timeout_s: float = Field(600.0, gt=0, description="A shard not ready by then is retried.")
+    tenant: str | None = Field(
+        None, min_length=1, description="The only one whose requests reach these shards."
+    )
+    instead_of: str | None = Field(
+        None, description="The model whose requests by `tenant` go here, and nowhere else."
+    )
     cache: CacheConfig = CacheConfig()
     batching: BatchingConfig = BatchingConfig()
     resources: ResourcesConfig = ResourcesConfig()
@@ -214,6 +221,11 @@ class ShoalConfig(Frozen):
         names = [model.name for model in self.models]
         if len(set(names)) != len(names):
             raise ValueError(f"model names must differ, got {names}")
+        return self
+
+    @model_validator(mode="after")
+    def _stand_ins_are_the_same_to_doors(self) -> ShoalConfig:
+        check_stand_ins(self.models)
         return self
 
 
