@@ -23,6 +23,7 @@ from actors.identity import Identity
 from actors.lives import Life, in_words
 from actors.models import default_cache
 from actors.naming import ActorAddress
+from actors.slicing import living_nodes
 from actors.tether import Tether
 from cluster.errors import NotReady
 from cluster.placement import Plan, Recut
@@ -114,7 +115,10 @@ class Carver:
 
     async def restore(self) -> None:
         """Give every GPU its layout back, once no shard is left. A keeper that does not manage it
-        goes on trying until it is adrift."""
+        goes on trying until it is adrift; one that died is made anew, and knows by its book."""
+        living = {node["NodeID"] for node in await living_nodes()}
+        for node in self._cut_nodes & living:
+            self._keeper(node)
         await asyncio.gather(*map(self._restore, await self._keepers()))
 
     async def run(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from actors.lives import Listener
 from actors.sharing import Share
 from actors.survey import survey
 from cluster.config import ModelConfig
+from cluster.errors import LedgerBroken
 from cluster.placement import Kind, Placement, Plan, Rank, Wish, place
 from cluster.topology import Topology
 
@@ -96,8 +98,7 @@ class Slices:
                     self._left.clear()
                     event, obstacle = await self._seat(seeker)
                 if not obstacle:
-                    there = self._taken[model, index]
-                    return Site(there.node, there.devices)
+                    return _site(self._taken[model, index])
                 tell(event, obstacle)
                 tries += 1
                 await self._changed(self._backoff.delay(tries))
@@ -123,9 +124,16 @@ class Slices:
         """From now on no shard gets a slice of these."""
         self._avoided = nodes
 
-    def homes(self) -> dict[Shard, str]:
-        """The node of each shard that has a slice."""
-        return {shard: there.node for shard, there in self._taken.items()}
+    def sites(self) -> dict[Shard, Site]:
+        """Of the shards that have a slice."""
+        return {shard: _site(there) for shard, there in self._taken.items()}
+
+    def verify(self) -> None:
+        """Raises LedgerBroken where a slice has two shards."""
+        given = Counter(device for site in self.sites().values() for device in site.devices)
+        doubly = sorted(device for device, shards in given.items() if shards > 1)
+        if doubly:
+            raise LedgerBroken(f"{', '.join(doubly)} given to more than one shard")
 
     async def _seat(self, seeker: Seeker) -> tuple[Event | None, str]:
         """Give it a slice, cut for it if need be. What is in the way: who has a place has to leave
@@ -182,6 +190,10 @@ class Slices:
         """They may have changed, and are surveyed again when they are next needed."""
         kept = tuple(node for node in self._topology.nodes if node.name not in nodes)
         self._topology = Topology(kept)
+
+
+def _site(placement: Placement) -> Site:
+    return Site(placement.node, placement.devices)
 
 
 def _wish(model: ModelConfig) -> Wish:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pynvml
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from actors.carving import MigKeeper
 from actors.devices.discovery import discover
@@ -14,6 +16,7 @@ from actors.devices.mig import MigManager
 from actors.lifecycle import Backoff, Event
 from actors.sharing import Share
 from actors.slicing import Site, Slices
+from actors.tasks import cancel_all
 from cluster.config import ModelConfig, ResourcesConfig
 from cluster.errors import DeviceUnavailable
 from cluster.placement import NewSlice, Plan, Recut
@@ -178,6 +181,44 @@ async def test_a_gpu_with_a_fault_gets_no_shard_until_it_reads_healthy(nvml: Fak
     waiting = await machine.seeking("3g.20gb", 0)
     nvml.gpu(HALVES.uuid).rows = (0, 1, 0, 0)
     assert gpu_of(nvml, await waiting) == HALVES.uuid
+
+
+@settings(
+    derandomize=True,
+    deadline=None,
+    max_examples=30,
+    # The fixture only puts a new library in place, which each example does for itself.
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([one.name for one in MIXED.profiles]), st.booleans()), max_size=9
+    )
+)
+def test_whoever_comes_and_goes_a_slice_has_one_shard_and_lives_as_long(
+    install: Install, history: list[tuple[str, bool]]
+) -> None:
+    asyncio.run(come_and_go(install(NODE), history))
+
+
+async def come_and_go(nvml: FakeNvml, history: list[tuple[str, bool]]) -> None:
+    """Shards come one by one; after some of them, the first that is still there leaves."""
+    before, machine = layout(nvml), Machine(manage_mig=True)
+    tasks = []
+    for index, (profile, one_leaves) in enumerate(history):
+        machine.heard.clear()
+        tasks.append(asyncio.create_task(machine.find(profile, index)))
+        heard = asyncio.create_task(machine.heard.wait())
+        await asyncio.wait({tasks[-1], heard}, return_when=asyncio.FIRST_COMPLETED)
+        heard.cancel()
+        if one_leaves and machine.slices.sites():
+            machine.slices.leave(*next(iter(machine.slices.sites())))
+        machine.slices.verify()
+        there = {device.uuid for gpu in nvml.gpus for device in gpu.mig_devices()}
+        assert {one for site in machine.slices.sites().values() for one in site.devices} <= there
+    await cancel_all(*tasks)
+    assert await machine.keeper.restore() == ()
+    assert layout(nvml) == before
 
 
 async def test_a_keeper_that_nobody_holds_puts_the_layout_back_and_goes(nvml: FakeNvml) -> None:
