@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -118,6 +119,19 @@ async def test_a_place_is_free_again_when_its_shard_leaves() -> None:
     sites.places.leave("m", 1)
 
     assert await sites.find(1) == "b"
+
+
+async def test_a_node_whose_gpu_a_shard_left_is_looked_at_again_since_that_may_be_why() -> None:
+    sites = Sites("a", "b")
+    sites.machine = recorded("dgx-a100")
+    sites.nodes = {name: {"CPU": 8.0, "GPU": 8.0} for name in sites.nodes}
+    assert await sites.find(0, GPU) == "a"
+    sites.places.leave("m", 0)
+    sick = tuple(replace(gpu, defect="a bad row") for gpu in sites.machine.gpus)
+    sites.machine = replace(sites.machine, gpus=sick)
+
+    assert await sites.find(0, GPU) == "b"
+    assert sites.surveyed == ["a", "b", "a"]
 
 
 @pytest.mark.parametrize(("memory_gib", "node"), [(30.0, "a"), (1000.0, None)])

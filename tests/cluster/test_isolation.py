@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 
 from cluster.config import ModelConfig, parse_config
 from cluster.errors import ConfigError, ModelNotFound
+from cluster.events import Event, Reported, ShardGone, Submitted, Tell
 from cluster.isolation import Isolation
+from cluster.messages import Decision, Lease, ShardRef, Submission
+from cluster.reports import ShardCapacity, ShardReport
+from cluster.scheduling import SchedulerBrain
+from cluster.scheduling_config import SchedulingConfig
 
 SHARED = {"name": "llama", "source": "folder"}
 OWN = {"name": "llama-acme", "source": "folder", "tenant": "acme", "instead_of": "llama"}
@@ -73,6 +78,56 @@ def test_no_request_ever_reaches_another_tenants_shards_nor_leaves_its_own(
     else:
         assert owners.get(reached, tenant) == tenant
         assert (reached in owners) == ((tenant, asked) in bound or owners.get(asked) == tenant)
+
+
+class Cluster:
+    """A brain with one shard, of one place, for everybody, and one for acme."""
+
+    def __init__(self) -> None:
+        self._isolation = isolation(SHARED, OWN | SLICES)
+        self.brain = SchedulerBrain(SchedulingConfig(gather_max_s=0.0), epoch=1)
+        for model in ("llama", "llama-acme"):
+            capacity = ShardCapacity(16, total_pages=64, max_num_seqs=1, max_model_len=512)
+            self._happens(Reported(ShardReport(ref_of(model), 1, capacity, 64, full=True)))
+
+    def ask(self, request_id: str, tenant: str) -> str | None:
+        """The model of the shard that it is leased to, None where it waits."""
+        model = self._isolation.shards_for("llama", tenant)
+        wish = Submission(request_id, "router", model, tenant, "P1", 40, 10, 1, ())
+        decisions = self._happens(Submitted(wish))
+        assert all(isinstance(one, Lease) for one in decisions)
+        return next((one.shard.model for one in decisions if isinstance(one, Lease)), None)
+
+    def lose(self, model: str) -> list[Decision]:
+        return self._happens(ShardGone(ref_of(model)))
+
+    def _happens(self, event: Event) -> list[Decision]:
+        told = self.brain.handle(event, 50.0)
+        self.brain.verify()
+        return [one.decision for one in told if isinstance(one, Tell)]
+
+
+def ref_of(model: str) -> ShardRef:
+    return ShardRef(f"{model}/shard-0", model, f"{model}/shard-0", "1")
+
+
+def test_a_tenant_waits_for_its_own_shards_while_others_are_idle() -> None:
+    cluster = Cluster()
+    assert cluster.ask("a", "acme") == "llama-acme"
+    assert cluster.ask("b", "acme") is None
+    assert cluster.ask("c", "other") == "llama"
+
+
+def test_others_wait_while_the_shards_of_a_tenant_are_idle() -> None:
+    cluster = Cluster()
+    assert [cluster.ask(name, "other") for name in ("a", "b")] == ["llama", None]
+    assert cluster.ask("c", "acme") == "llama-acme"
+
+
+def test_a_tenant_whose_shards_are_lost_is_served_by_no_others() -> None:
+    cluster = Cluster()
+    assert cluster.lose("llama-acme") == []
+    assert cluster.ask("a", "acme") is None
 
 
 @pytest.mark.parametrize(
