@@ -217,10 +217,10 @@ class Fleet:
             self._namespace,
             share.threads,
             share.gpus,
-            site.devices,
             self._timing.shards,
             stamp=wish.stamp,
             tether_s=orphan_s,
+            devices=site.devices,
         )
         return create_shard(spec, share.cpus, site.node)
 

@@ -39,11 +39,11 @@ class ShardSpec:
     namespace: str
     threads: int
     gpus: float = 0.0
-    devices: tuple[str, ...] = ()
     timing: ShardTiming = field(default_factory=ShardTiming)
     claims: str = "shoal"
     stamp: str = ""
     tether_s: float = math.inf
+    devices: tuple[str, ...] = ()
 
     @property
     def on_gpu(self) -> bool:
