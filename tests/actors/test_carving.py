@@ -21,8 +21,7 @@ from actors.shard_spec import ShardSpec
 from cluster.config import FleetConfig, ModelConfig, ResourcesConfig, ShoalConfig
 from cluster.messages import ShardRef
 from cluster.placement import NewSlice, Plan, Recut
-from tests.actors.devices import fake_health, fake_mig, fake_queries  # noqa: F401 - the symbols
-from tests.actors.devices.fake_driver import FakeNvml
+from tests.actors.devices.fake_library import load
 from tests.actors.living import pid_of, ray_session, tiny_model, until
 from tests.cluster.machines import recorded
 
@@ -66,9 +65,7 @@ async def keeper_of(namespace: str, *pids: int) -> Any:
     """A keeper whose driver shows the recorded GPUs, with these processes on one of them."""
 
     def install(keeper: MigKeeper) -> None:
-        nvml = FakeNvml(NODE)
-        nvml.gpu(PARTLY.uuid).mig_devices()[0].processes.extend(pids)
-        pynvml.nvmlLib = nvml
+        load(NODE).gpu(PARTLY.uuid).mig_devices()[0].processes.extend(pids)
         keeper._manager = MigManager()
 
     there = NodeAffinitySchedulingStrategy(here(), soft=False)

@@ -18,8 +18,7 @@ from actors.creation import create_shard, new_incarnation
 from actors.shard_spec import ShardSpec
 from cluster.errors import ShardLost
 from cluster.messages import ShardRef
-from tests.actors.devices import fake_health, fake_mig, fake_queries  # noqa: F401 - the symbols
-from tests.actors.devices.fake_driver import FakeNvml
+from tests.actors.devices.fake_library import load
 from tests.actors.living import TIMING, is_gone, pid_of, ray_session, tiny_llama, tiny_model, until
 from tests.cluster.machines import recorded
 
@@ -38,8 +37,8 @@ async def shard_with_a_gpu(folder: Path) -> Any:
     """A shard to which Ray seems to have assigned a recorded GPU, though it computes on the CPU."""
 
     def install(_shard: Any) -> None:
-        pynvml.nvmlLib = FakeNvml(NODE)
-        actors.shard.assigned_ids = lambda: ("0",)
+        load(NODE)
+        pytest.MonkeyPatch().setattr(actors.shard, "assigned_ids", lambda: ("0",))
 
     ref = ShardRef("tiny/shard-0", "tiny", "tiny/shard-0", new_incarnation())
     timing = replace(TIMING, device_s=0.05)
