@@ -54,11 +54,8 @@ def one_more() -> Plan:
 
 
 def carver(namespace: str, *lives: Life) -> Carver:
-    return Carver(namespace, dict(enumerate_names(lives)), slack_s=60.0)
-
-
-def enumerate_names(lives: tuple[Life, ...]) -> list[tuple[str, Life]]:
-    return [(f"m/shard-{index}", life) for index, life in enumerate(lives)]
+    named = {f"m/shard-{index}": life for index, life in enumerate(lives)}
+    return Carver(namespace, named, slack_s=60.0)
 
 
 async def keeper_of(namespace: str, *pids: int) -> Any:
