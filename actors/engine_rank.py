@@ -6,9 +6,11 @@ import asyncio
 import os
 
 from actors.devices.berth import Berth, assigned_berth
+from actors.devices.health import watch_devices
 from actors.engine.seat import Seat
 from actors.engine_building import follow_engine
 from actors.shard_spec import ShardSpec
+from actors.tasks import first_to_fail
 
 
 class EngineRank:
@@ -27,18 +29,18 @@ class EngineRank:
         return f"EngineRank({model}/{index}, {self._seat.rank} of {self._seat.ranks})"
 
     async def run(self) -> None:
-        """Never returns. Raises OperatorError where the rank cannot load, ShardLost when another
-        rank is lost."""
+        """Never returns. Raises OperatorError where the rank cannot load, DeviceFault where its
+        device has one, ShardLost when another rank is lost."""
         if self._devices:  # rank 0 reserved it, so Ray has hidden nothing from this process
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(self._devices)
         binding = self._spec.model.resources.binding
-        self._berth = assigned_berth(binding, self._devices, self._spec.claims)
+        self._berth = berth = assigned_berth(binding, self._devices, self._spec.claims)
         self._settle()
-        settling = asyncio.get_running_loop().create_task(self._settle_again())
-        try:
-            await asyncio.to_thread(follow_engine, self._spec, lambda: self._threads, self._seat)
-        finally:
-            settling.cancel()
+        follows = asyncio.to_thread(follow_engine, self._spec, lambda: self._threads, self._seat)
+        works = [follows, self._settle_again()]
+        if berth.devices:
+            works.append(watch_devices(berth.devices, self._spec.timing.device_s))
+        await first_to_fail(*works)
 
     async def use_threads(self, count: int) -> None:
         """As of a shard: from the next step on, or as many as it finds CPUs of its own."""

@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError, model_validator
 from cluster.autoscaling_config import AutoscalingConfig
 from cluster.errors import ConfigError
 from cluster.frozen import Frozen
+from cluster.isolation import check_stand_ins
 from cluster.scheduling_config import SchedulingConfig
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -56,11 +57,22 @@ class ResourcesConfig(Frozen):
     binding: Literal["auto", "measured", "off"] = Field(
         "auto", description="To CPUs and memory near the device; measured: only if a probe gains."
     )
+    mig_profile: str | None = Field(
+        None,
+        pattern=r"^[1-9]\d*g\.[1-9]\d*gb(\+[a-z.]+)?$",
+        description="A MIG slice, as `3g.40gb`, for each shard; then no GPU is asked of Ray.",
+    )
     custom: dict[str, float] = Field(default_factory=dict, description="Ray custom resources.")
     arrange: Literal["spread", "pack"] = Field("spread", description="Shards over the nodes.")
     memory_gib: float | None = Field(
         None, gt=0, description="Of its device: weights and a KV pool; where is less, none goes."
     )
+
+    @model_validator(mode="after")
+    def _slice_or_gpus(self) -> ResourcesConfig:
+        if self.mig_profile is not None and self.gpus:
+            raise ValueError("mig_profile and gpus exclude each other: slices are not Ray's GPUs")
+        return self
 
 
 DETERMINISTIC_ROWS = 32
@@ -95,6 +107,12 @@ class ModelConfig(Frozen):
         None, description="Bounds between which their number then follows the load."
     )
     load_timeout_s: float = Field(600.0, gt=0, description="A shard not ready by then is retried.")
+    tenant: str | None = Field(
+        None, min_length=1, description="The only one whose requests reach these shards."
+    )
+    instead_of: str | None = Field(
+        None, description="The model whose requests by `tenant` go here, and nowhere else."
+    )
     cache: CacheConfig = CacheConfig()
     batching: BatchingConfig = BatchingConfig()
     resources: ResourcesConfig = ResourcesConfig()
@@ -108,6 +126,8 @@ class ModelConfig(Frozen):
                 "deterministic needs tensor_parallel 1: how a sum over ranks rounds depends on"
                 " where a row stands in its step"
             )
+        if self.resources.mig_profile is not None:
+            raise ValueError("mig_profile needs tensor_parallel 1: slices have no link")
         if self.resources.gpus not in (None, 0, self.tensor_parallel):
             raise ValueError(
                 f"resources.gpus must be {self.tensor_parallel}, as tensor_parallel, or 0:"
@@ -161,6 +181,10 @@ class FleetConfig(Frozen):
     )
     orphan_s: float = Field(
         120.0, ge=10, description="Without a Fleet and a Router for so long, the scheduler ends."
+    )
+    manage_mig: bool = Field(
+        False,
+        description="Cut GPUs to have the slices shards want; put the layout back at the end.",
     )
 
 
@@ -218,6 +242,11 @@ class ShoalConfig(Frozen):
         names = [model.name for model in self.models]
         if len(set(names)) != len(names):
             raise ValueError(f"model names must differ, got {names}")
+        return self
+
+    @model_validator(mode="after")
+    def _stand_ins_are_the_same_to_doors(self) -> ShoalConfig:
+        check_stand_ins(self.models)
         return self
 
 
