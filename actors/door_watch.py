@@ -39,6 +39,8 @@ class DoorWatch:
         self._look_s = look_s
         self._waiting: dict[str, set[str]] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
+        self.living: set[str] = set()
+        """The doors whose death will be noticed."""
 
     @contextmanager
     def waiting(self, door: str, request_id: str) -> Iterator[None]:
@@ -63,7 +65,9 @@ class DoorWatch:
         except NotReady:
             logger.warning("no actor is called %s, so its death would not be noticed", door)
             return
+        self.living.add(door)
         await self._death(handle)
+        self.living.remove(door)
         del self._watches[door]
         orphans = tuple(self._waiting.pop(door))
         logger.info("%s is dead; %d requests of it are withdrawn", door, len(orphans))

@@ -12,7 +12,7 @@ import pytest_asyncio
 import ray
 
 from actors.door_watch import DoorWatch
-from tests.actors.living import ray_session
+from tests.actors.living import ray_session, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -28,6 +28,15 @@ class Watched:
     def begin(self, door: str) -> Any:
         kind = ray.remote(num_cpus=0)(Door)
         return kind.options(name=door, namespace=self.namespace).remote()
+
+    async def kill(self, door: Any, name: str) -> None:
+        """Once it is watched."""
+
+        async def watched() -> bool:
+            return name in self.watch.living
+
+        await until(watched)
+        ray.kill(door)
 
 
 class Door:
@@ -55,7 +64,7 @@ async def test_what_waits_of_a_door_that_dies_is_withdrawn_and_nothing_else(
     with watched.watch.waiting("dying", "a"), watched.watch.waiting("living", "b"):
         with watched.watch.waiting("dying", "decided"):
             pass
-        ray.kill(dying)
+        await watched.kill(dying, "dying")
         assert await watched.withdrawn.get() == "a"
         await living.__ray_ready__.remote()
     assert watched.withdrawn.empty()
@@ -66,6 +75,6 @@ async def test_a_door_that_is_not_found_or_has_no_name_is_left_alone(watched: Wa
     await dying.__ray_ready__.remote()
     waiting = watched.watch.waiting
     with waiting("never there", "a"), waiting("", "b"), waiting("dying", "c"):
-        ray.kill(dying)
+        await watched.kill(dying, "dying")
         assert await watched.withdrawn.get() == "c"
     assert watched.withdrawn.empty()
