@@ -35,7 +35,7 @@ class Places:
         self._models = {model.name: model for model in models}
         self._nodes = nodes
         self._look = look
-        self._slices = slices or Slices(self._models.values())
+        self._slices = slices or Slices(self._models.values(), nodes=nodes, look=look)
         self._topology = Topology(())
         self._taken: dict[Shard, Placement] = {}
         self._noted: dict[Shard, str] = {}

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from cluster.autoscaling_config import AutoscalingConfig
+from cluster.config_problems import parsed
 from cluster.errors import ConfigError
 from cluster.frozen import Frozen
 from cluster.isolation import check_stand_ins
 from cluster.scheduling_config import SchedulingConfig
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-
-
-M = TypeVar("M", bound=Frozen)
 
 
 class CacheConfig(Frozen):
@@ -264,7 +262,7 @@ def parse_config(args: dict[str, Any]) -> ShoalConfig:
     Raises ConfigError whose message lists every wrong field: its path, what was wrong, and what
     is allowed there.
     """
-    return _parse(ShoalConfig, args, "args")
+    return parsed(ShoalConfig, args, "args")
 
 
 def parse_settings(
@@ -272,7 +270,7 @@ def parse_settings(
 ) -> FleetSettings:
     """Check the Fleet's `user_config`, where `models` are served, some of them `autoscaled`, whose
     number of shards is not for `user_config` to say. Raises ConfigError likewise."""
-    settings = _parse(FleetSettings, user_config, "user_config")
+    settings = parsed(FleetSettings, user_config, "user_config")
     known, moving = sorted(models), set(autoscaled)
     for name in settings.shards:
         path = f"user_config.shards.{name}"
@@ -281,46 +279,3 @@ def parse_settings(
         if name in moving:
             raise ConfigError(f"{path}: autoscaling decides on it; leave it out here", path)
     return settings
-
-
-def _parse(kind: type[M], data: Any, root: str) -> M:
-    try:
-        return kind.model_validate(data)
-    except ValidationError as error:
-        problems = _root_causes(error.errors(include_url=False))
-        lines = [f"  {_path(root, p['loc'])}: {p['msg']}{_allowed(kind, p)}" for p in problems]
-        raise ConfigError(
-            "the configuration is refused:\n" + "\n".join(lines), _path(root, problems[0]["loc"])
-        ) from None
-
-
-def _root_causes(problems: list[Any]) -> list[Any]:
-    """Without the problems that only repeat, of a whole, that a part of it was wrong."""
-    places = [problem["loc"] for problem in problems]
-
-    def repeats(loc: tuple[int | str, ...]) -> bool:
-        return any(len(other) > len(loc) and other[: len(loc)] == loc for other in places)
-
-    return [problem for problem in problems if not repeats(problem["loc"])]
-
-
-def _path(root: str, loc: tuple[int | str, ...]) -> str:
-    return root + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
-
-
-def _allowed(kind: type[Frozen], problem: Any) -> str:
-    """For an unknown field, the fields that would have been known there."""
-    if problem["type"] != "extra_forbidden":
-        return f" (got {problem['input']!r})"
-    model: Any = kind
-    for part in problem["loc"][:-1]:
-        model = _descend(model, part)
-    return f" (allowed: {', '.join(sorted(model.model_fields))})"
-
-
-def _descend(model: Any, part: int | str) -> Any:
-    if isinstance(part, int):
-        return model
-    annotation = model.model_fields[part].annotation
-    inner = [arg for arg in getattr(annotation, "__args__", ()) if hasattr(arg, "model_fields")]
-    return inner[0] if inner else annotation

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +16,10 @@ from ray.exceptions import RayTaskError
 
 import actors.shard
 from actors.creation import create_shard, new_incarnation
+from actors.engine.seat import LOOPBACK, Seat
+from actors.engine_rank import EngineRank
 from actors.shard_spec import ShardSpec
-from cluster.errors import ShardLost
+from cluster.errors import DeviceFault, ShardLost
 from cluster.messages import ShardRef
 from tests.actors.devices.fake_library import load
 from tests.actors.living import TIMING, is_gone, pid_of, ray_session, tiny_llama, tiny_model, until
@@ -69,3 +72,23 @@ async def test_a_gpu_that_falls_off_the_bus_ends_its_shard(folder: Path) -> None
 
     await until(has_gone)
     ray.kill(shard)
+
+
+async def test_a_gpu_of_another_rank_that_falls_off_the_bus_ends_that_rank(folder: Path) -> None:
+    ref = ShardRef("tiny/shard-1", "tiny", "tiny/shard-1", new_incarnation())
+    timing = replace(TIMING, device_s=0.05)
+    model = tiny_model(folder, tensor_parallel=2)
+    spec = ShardSpec(ref, model, "faults", threads=1, timing=timing, claims=f"rank-{os.getpid()}")
+    with socket.create_server((LOOPBACK, 0)) as nobody:  # so it waits for rank 0 all its life
+        actor: Any = ray.remote(EngineRank).options(num_cpus=0)
+        rank = actor.remote(spec, Seat(1, 2, nobody.getsockname()[1]), ("0",))
+
+        def install_a_sick_one(_rank: Any) -> None:
+            # The survey that comes before does not ask for this.
+            load(NODE).fail("nvmlDeviceRegisterEvents", pynvml.NVML_ERROR_GPU_IS_LOST)
+
+        await rank.__ray_call__.remote(install_a_sick_one)
+        with pytest.raises(RayTaskError) as caught:
+            await rank.run.remote()
+    ray.kill(rank)
+    assert isinstance(caught.value.cause, DeviceFault)

@@ -138,6 +138,19 @@ async def test_who_has_begun_or_left_is_not_astray() -> None:
     assert await sites.places.astray() == []
 
 
+async def test_who_has_a_slice_of_a_node_is_there_or_astray_as_any_other() -> None:
+    sites = Sites("a", mig_profile="7g.40gb")
+    sites.machine = recorded("mig-a100")
+    site = await sites.places.find("m", 0, CPU, untold)
+    sites.nodes.clear()
+
+    assert sites.places.on(frozenset({"a"})) == [("m", 0)]
+    assert await sites.places.astray() == [("m", 0)]
+    sites.places.note("m", 0, "a", site.devices)
+    assert sites.places.on(frozenset({"a"})) == [("m", 0)]
+    assert await sites.places.astray() == []
+
+
 async def test_a_node_that_is_to_go_gets_no_shard() -> None:
     sites = Sites("a", "b", "c")
     sites.places.avoid(frozenset({"a"}))

@@ -147,6 +147,26 @@ async def test_a_slice_of_an_adopted_shard_is_neither_given_nor_cut(nvml: FakeNv
     assert nvml.cuts(WHOLE.uuid) == [("7g.40gb", 0, 1)]
 
 
+async def test_while_a_living_shard_has_not_said_which_slice_it_has_none_is_given(
+    nvml: FakeNvml,
+) -> None:
+    machine = Machine(manage_mig=True)
+    (whole,) = uuids(WHOLE, profile="7g.40gb")
+    machine.slices.expect("7g.40gb", 0)
+    waiting = await machine.seeking("7g.40gb", 1)
+    assert machine.told[0] == (None, "7g.40gb/shard-0 may have a slice, and has not said which")
+    machine.slices.note("7g.40gb", 0, HERE, (whole,))
+    assert gpu_of(nvml, await waiting) != WHOLE.uuid
+
+
+async def test_a_shard_that_is_gone_is_not_waited_for_any_more(nvml: FakeNvml) -> None:
+    machine = Machine(manage_mig=False)
+    machine.slices.expect("7g.40gb", 0)
+    waiting = await machine.seeking("7g.40gb", 1)
+    machine.slices.leave("7g.40gb", 0)
+    assert gpu_of(nvml, await waiting) == WHOLE.uuid
+
+
 async def test_a_cut_that_is_refused_drains_nobody_and_is_tried_again(nvml: FakeNvml) -> None:
     machine = Machine(manage_mig=True)
     for index in range(2):
