@@ -1,7 +1,7 @@
 """The door's end of the data plane: one multiplexed stream for each (door, shard) pair.
 
-A long poll brings everything the shard has for this door since the last one, one message a step
-for all its requests, and acknowledges what came before. The measurement behind the choice stands
+A long poll brings everything the shard has for this door since the last one, one message for all
+its requests, and acknowledges what came before. The measurement behind the choice stands
 in docs/decisions/0001-token-channel.md. All of this lives on one event loop.
 """
 

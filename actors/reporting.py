@@ -57,7 +57,7 @@ class ReportLedger:
         return bool(self._snapshot or self._started or self._ended or self._is_stored)
 
     def enter(self, outcome: Outcome) -> None:
-        """Add the events of one turn; a snapshot replaces all there were but the ends.
+        """Add the events of one turn; a snapshot replaces all there were but ends and speed.
 
         The scheduler settles an end by what was produced, which no snapshot tells.
         """
@@ -68,7 +68,9 @@ class ReportLedger:
             here = {one.request_id for one in outcome.snapshot.held}
             ended = [*self._ended, *outcome.progress.ended]
             produced = [*self._produced, *outcome.progress.produced]
+            prefilling = self._prefilling
             self._clear()
+            self._prefilling = prefilling
             for request_id, tokens in zip(ended, produced, strict=True):
                 if request_id not in here:
                     self._ended.append(request_id)

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any, TypeVar
 
 from ray.exceptions import RayActorError, RayError
@@ -173,10 +172,21 @@ class SchedulerClient:
     async def _audit(self) -> None:
         while True:
             await asyncio.sleep(self._audit_s)
-            awaited = frozenset(self._waiting)
-            with contextlib.suppress(SchedulerLost):  # the next one is asked for everything anyway
-                lost = await self._call(partial(_audit, self._router, awaited))
+            try:
+                lost = await self._look()
+            except (
+                AWAY
+            ):  # perhaps it was done: asked again, it would doubt what is on its way twice
+                self._handle = None
+            else:
                 self._post([self._waiting[one].submission for one in lost if one in self._waiting])
+
+    async def _look(self) -> tuple[str, ...]:
+        """What waits here and is not known there; told as it is when the message leaves."""
+        scheduler = await self._scheduler()
+        awaited = frozenset(self._waiting)
+        lost: tuple[str, ...] = await scheduler.audit.remote(self._router, awaited)
+        return lost
 
     async def _next_decisions(self) -> DecisionBatch:
         scheduler = await self._scheduler()
@@ -214,11 +224,6 @@ class SchedulerClient:
         if self._handle is None:
             self._handle = await self._address.look_up()
         return self._handle
-
-
-async def _audit(router: str, awaited: frozenset[str], scheduler: Any) -> tuple[str, ...]:
-    lost: tuple[str, ...] = await scheduler.audit.remote(router, awaited)
-    return lost
 
 
 class _Waiting:

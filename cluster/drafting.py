@@ -12,8 +12,6 @@ them keep it, as far as the clock has told (`pacing`).
 
 from __future__ import annotations
 
-import math
-
 from cluster.block_tables import BlockTables
 from cluster.drafts import Draft
 from cluster.pacing import Pace
@@ -65,6 +63,7 @@ class Drafter:
             victim = self._roster.victim_behind(tracked, spared=draft.planned)
             if victim is None:
                 return
+            draft.gate.close()
             self._roster.preempt(victim)
         copy = self._tables.extend(tracked, count)
         if copy is not None:
@@ -74,26 +73,30 @@ class Drafter:
     def _let_in(self, draft: Draft, before: Place = LAST) -> None:
         """Let waiting sequences in, as far as there are budget, places and pages to spare.
 
-        Who lacks a place or pages is not overtaken, or it might never get them.
+        Who lacks a place or pages is not overtaken, or it might never get them; nor is a sequence
+        that was preempted for this step.
         """
         while (tracked := self._next_in_line(draft, before)) is not None:
             if not self._roster.start(tracked, self._reserve):
+                draft.gate.close()
                 return
             self._count_hits(tracked)
             self._add(draft, tracked)
 
     def _next_in_line(self, draft: Draft, before: Place) -> Tracked | None:
         """The first that waits and may start now; who may not is overtaken by higher classes."""
-        barred = math.inf
-        for one in self._roster.waiting if draft.budget else ():
-            rank = one.family.rank
-            if one.order >= before or not barred:
+        line, gate = self._roster.waiting, draft.gate
+        while draft.budget and gate.is_open and gate.passed < len(line):
+            one = line[gate.passed]
+            if one.order >= before:
                 break
-            if rank < barred:
-                if draft.room_for(one) and not self._awaits_verdict(one):
-                    return one
-                barred = rank
+            if one.family.rank < gate.barred and self._may_start(draft, one):
+                return one
+            gate.pass_over(one.family.rank)
         return None
+
+    def _may_start(self, draft: Draft, waiting: Tracked) -> bool:
+        return draft.room_for(waiting) > 0 and not self._awaits_verdict(waiting)
 
     def _awaits_verdict(self, waiting: Tracked) -> bool:
         """Whether it is a suspect, and another one is on trial: a step that fails must not leave

@@ -2,11 +2,37 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from cluster.pacing import Allowance
 from cluster.sequences import Tracked
 from cluster.steps import Chunk, PageCopy, StepPlan
+
+
+@dataclass(slots=True)
+class Gate:
+    """Who of those that wait may still start in this step.
+
+    The first `passed` in line may not, and behind them none but of higher classes than `barred`
+    (a rank). While a step is drafted room only shrinks, so who was passed is not looked at again.
+    """
+
+    passed: int = 0
+    barred: float = math.inf
+
+    @property
+    def is_open(self) -> bool:
+        return self.barred > 0
+
+    def pass_over(self, rank: int) -> None:
+        """The next in line, of this class, may not start."""
+        self.barred = min(self.barred, rank)
+        self.passed += 1
+
+    def close(self) -> None:
+        """Pages or places are short: whoever started now might take what another waits for."""
+        self.barred = 0
 
 
 @dataclass(slots=True)
@@ -21,6 +47,7 @@ class Draft:
     copies: list[PageCopy] = field(default_factory=list)
     planned: set[Tracked] = field(default_factory=set)
     prefill: int = 0
+    gate: Gate = field(default_factory=Gate)
 
     @property
     def held_back(self) -> bool:

@@ -68,10 +68,11 @@ Event = Submitted | Withdrawn | RouterGone | DoorGone | Audited | Reported | Sha
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Tell `router` the decision."""
+    """Tell `router` the decision, which may be one that was made before and is told `again`."""
 
     router: str
     decision: Decision
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Why requests went where they went: the last decisions, by request."""
+"""What was decided lately: on which requests, and why they went where they went."""
 
 from __future__ import annotations
 
@@ -56,3 +56,25 @@ class DecisionLog:
             return None
         decision, at = decided
         return Explanation(decision, now - at)
+
+
+class Decided:
+    """The attempts that were decided in the last `kept_s` seconds, and some of those before.
+
+    They are kept by time and not by number, or a burst would have those forgotten that audits ask
+    for: two generations, and the older is dropped whole.
+    """
+
+    def __init__(self, kept_s: float) -> None:
+        self._kept_s = kept_s
+        self._since = 0.0
+        self._young: set[str] = set()
+        self._old: set[str] = set()
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._young or request_id in self._old
+
+    def add(self, request_id: str, now: float) -> None:
+        if now - self._since >= self._kept_s:
+            self._old, self._young, self._since = self._young, set(), now
+        self._young.add(request_id)

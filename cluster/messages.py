@@ -152,7 +152,9 @@ class Lease:
 
 
 class RefusalKind(StrEnum):
-    """Which of the capacity errors a refusal stands for; NEVER_FITS is the caller's to change."""
+    """Which of the capacity errors a refusal stands for; NEVER_FITS is the caller's to change, and
+    ABANDONED is for whoever may still wait for what nobody else does.
+    """
 
     QUEUE_FULL = "queue_full"
     NOT_READY = "not_ready"
@@ -160,6 +162,7 @@ class RefusalKind(StrEnum):
     QUEUE_TIMEOUT = "queue_timeout"
     OVER_BUDGET = "over_budget"
     NEVER_FITS = "never_fits"
+    ABANDONED = "abandoned"
 
 
 @message
@@ -231,7 +234,7 @@ class TokenLogprob:
 
 @message
 class TokenDelta:
-    """What one step added to one choice.
+    """What was added to one choice since the door last fetched, in one step or in several.
 
     `logprobs` runs parallel to `tokens` where asked for. `cached_tokens` and `prompt_logprobs`
     (None for the first token, as nothing precedes it) come with the first delta of choice 0.
@@ -257,7 +260,7 @@ class RequestFailed:
 
 @message
 class DeltaBatch:
-    """Everything a shard has for one door since batch `number - 1`: one message a step.
+    """Everything a shard has for one door since batch `number - 1`, of each choice one delta.
 
     The door acknowledges by asking for the next; an unacknowledged batch is sent again unchanged,
     so a lost reply neither loses nor repeats a token.

@@ -59,13 +59,8 @@ class Pace:
         self._allowed = most
         self._bare_s: float | None = None
 
-    @property
-    def allowed(self) -> int:
-        """Tokens beside streams that have a target."""
-        return self._allowed
-
     def allowance(self) -> Allowance:
-        """Of the next step."""
+        """Of the next step, beside streams that have a target."""
         return Allowance(self._allowed)
 
     def record(self, tokens: int, target_s: float, took_s: float) -> None:

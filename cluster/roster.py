@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 
 from cluster.block_tables import BlockTables
 from cluster.errors import IllegalTransition, LedgerBroken
@@ -47,7 +47,7 @@ class Roster:
         reserve = reserve if self.running else 0
         if not self._has_place() or not self._tables.open(waiting, reserve):
             return False
-        self.waiting.remove(waiting)
+        _take_out(self.waiting, waiting)
         self._run(waiting)
         return True
 
@@ -68,7 +68,7 @@ class Roster:
     def preempt(self, victim: Tracked) -> None:
         """Take pages and place away; all it knows stays, to be computed again."""
         victim.move(State.PREEMPTED)
-        self.running.remove(victim)
+        _take_out(self.running, victim)
         self._tables.close(victim)
         insort(self.waiting, victim, key=_order)
         self.preemptions += 1
@@ -78,9 +78,9 @@ class Roster:
     def end(self, tracked: Tracked) -> None:
         """Let go of a sequence in any state; the last of a family ends the request."""
         if tracked.state is State.RUNNING:
-            self.running.remove(tracked)
+            _take_out(self.running, tracked)
         elif tracked.state is not State.AWAITING_LEADER:
-            self.waiting.remove(tracked)
+            _take_out(self.waiting, tracked)
         tracked.move(State.FINISHED)
         self._tables.close(tracked)
         tracked.family.produced += tracked.sequence.output_len
@@ -125,6 +125,11 @@ class Roster:
 
 def _order(tracked: Tracked) -> Place:
     return tracked.order
+
+
+def _take_out(line: list[Tracked], tracked: Tracked) -> None:
+    """No two sequences have the same place."""
+    del line[bisect_left(line, tracked.order, key=_order)]
 
 
 def _expendable(tracked: Tracked) -> tuple[int, Place]:

@@ -25,13 +25,16 @@ from cluster.events import (
     Ticked,
     Withdrawn,
 )
-from cluster.explanations import DecisionLog, Explanation, Forecast
+from cluster.explanations import Decided, DecisionLog, Explanation, Forecast
 from cluster.hearing import Hearing
-from cluster.messages import Refusal, RefusalKind, ShardRef, Submission
+from cluster.messages import Decision, Refusal, RefusalKind, ShardRef, Submission
 from cluster.scheduling_config import SchedulingConfig
 from cluster.shard_books import LeaseState
 from cluster.snapshots import scheduler_stats
 from cluster.stats import ModelStats, SchedulerStats
+
+LOOKS_KEPT = 3
+"""So many intervals between audits a decision is known of: two looks find it, and one may fail."""
 
 
 class SchedulerBrain:
@@ -48,6 +51,7 @@ class SchedulerBrain:
         self._dispatch = Dispatch(config, epoch, self._books)
         self._hearing = Hearing(epoch, self._books, self._dispatch)
         self._log = DecisionLog(config.max_explained)
+        self._decided = Decided(LOOKS_KEPT * config.audit_s)
         self._withdrawn = 0
         self._now = 0.0
         self._auditor = Auditor(self._books)
@@ -58,8 +62,9 @@ class SchedulerBrain:
         self._now = now
         instructions = tuple(self._follow(event, now))
         for each in instructions:
-            if isinstance(each, Tell):
+            if isinstance(each, Tell) and not each.again:
                 self._log.record(each.decision, now)
+                self._decided.add(each.decision.request_id, now)
         return instructions
 
     def wake_at(self) -> float:
@@ -107,7 +112,7 @@ class SchedulerBrain:
         """Decided at once wherever possible: room and nobody ahead, or no hope."""
         entry = self._books.leases.entry(submission.request_id)
         if entry is not None:
-            yield Tell(submission.router, entry.lease)
+            yield Tell(submission.router, entry.lease, again=True)
             return
         decision = self._dispatch.receive(submission, now)
         if decision is not None:
@@ -138,8 +143,7 @@ class SchedulerBrain:
         dropped = [w.submission for w in self._books.queues if w.submission.door == door]
         self._drop(dropped, now)
         for one in dropped:
-            why = "the door at which its client stood is gone"
-            yield Tell(one.router, Refusal(one.request_id, RefusalKind.QUEUE_TIMEOUT, why, 0.0))
+            yield Tell(one.router, _abandoned(one.request_id, "the door of its client is gone"))
         yield from self._dispatch.pump_all(now)
 
     def _drop(self, nobodys: Iterable[Submission], now: float) -> None:
@@ -153,8 +157,22 @@ class SchedulerBrain:
         for request_id in self._auditor.unawaited(router, awaited):
             yield from self._withdraw(request_id, now)
         for request_id in self._auditor.undecided(router, awaited):
-            entry = self._books.leases.entry(request_id)
-            yield Ask(router, request_id) if entry is None else Tell(router, entry.lease)
+            decision = self._decision_on(request_id, now)
+            yield Tell(router, decision, again=True) if decision else Ask(router, request_id)
+
+    def _decision_on(self, request_id: str, now: float) -> Decision | None:
+        """What was decided on this very attempt, and maybe told to another router, if anything was.
+
+        One that is over must not be asked for again: it would be leased, and nobody would claim it.
+        """
+        entry = self._books.leases.entry(request_id)
+        if entry is not None:
+            return entry.lease
+        known = self._log.explain(request_id, now)
+        if known is not None and known.decision.request_id == request_id:
+            return known.decision
+        decided = request_id in self._decided
+        return _abandoned(request_id, "it was decided before, and is over") if decided else None
 
     def _ticked(self, now: float) -> Iterator[Instruction]:
         yield from self._hearing.silent(now - self._config.shard_timeout_s, now)
@@ -187,3 +205,7 @@ class SchedulerBrain:
     def verify(self) -> None:
         """Raises LedgerBroken where a ledger does not add up, or two of them disagree."""
         self._books.verify()
+
+
+def _abandoned(request_id: str, why: str) -> Refusal:
+    return Refusal(request_id, RefusalKind.ABANDONED, why, 0.0)

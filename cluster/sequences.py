@@ -40,7 +40,8 @@ LAST: Place = (math.inf, 0, 0)
 
 OVERTAKERS = 64
 """Later arrivals of the next higher class that may go before a request, and no more: so a shard
-that always has some of them starves nobody."""
+that always has some of them starves nobody. But who stands back for the pace of streams, behind a
+prompt that has all they leave, is overtaken by any number meanwhile (`drafting`)."""
 
 
 def place_of(arrival: int, rank: int, choice: int) -> Place:

@@ -50,6 +50,7 @@ _CAPACITY_ERRORS: dict[RefusalKind, type[CapacityError]] = {
     RefusalKind.DEADLINE: DeadlineExceeded,
     RefusalKind.QUEUE_TIMEOUT: CapacityError,
     RefusalKind.OVER_BUDGET: BudgetExhausted,
+    RefusalKind.ABANDONED: CapacityError,
 }
 
 

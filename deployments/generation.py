@@ -98,7 +98,7 @@ class ChoiceText:
         self._waiting: list[_Withheld] = []
 
     def feed(self, delta: TokenDelta) -> Piece:
-        """Take a step's tokens up to the one that ends the choice."""
+        """Take the delta's tokens up to the one that ends the choice."""
         shown = "".join(self._texts(delta))
         if self.finish is None and delta.finish is not None:
             shown += self._end(delta.finish)

@@ -120,7 +120,8 @@ class Engine:
         return self._pool.findable()
 
     def drain_progress(self) -> Progress:
-        """Requests that started and that ended since the last call."""
+        """Requests that started and that ended since the last call, and how fast prompts were
+        computed."""
         return self._batcher.drain_progress()
 
     def drain_page_events(self) -> PageEvents:

@@ -8,7 +8,6 @@ it to the Batcher, step for step.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right, insort
 
 from cluster.blocks import BlockPool
@@ -128,18 +127,21 @@ class SimulatedEngine:
             self._prefilling += Prefilling(tokens, run.end_s - run.start_s)
 
     def _draft_waiting(self, draft: Draft, before: Place) -> None:
-        while (one := self._next_in_line(draft, before)) is not None and self._start(one):
+        while (one := self._next_in_line(draft, before)) is not None:
+            if not self._start(one):
+                draft.gate.close()
+                return
             self._draft_chunk(draft, one)
 
     def _next_in_line(self, draft: Draft, before: Place) -> Sequence | None:
-        barred = math.inf
-        for one in self._waiting if draft.budget else ():
-            if one.order >= before or not barred:
+        line, gate = self._waiting, draft.gate
+        while draft.budget and gate.is_open and gate.passed < len(line):
+            one = line[gate.passed]
+            if one.order >= before:
                 break
-            if one.rank < barred:
-                if draft.room_for(one):
-                    return one
-                barred = one.rank
+            if one.rank < gate.barred and draft.room_for(one):
+                return one
+            gate.pass_over(one.rank)
         return None
 
     def _draft_chunk(self, draft: Draft, one: Sequence) -> None:
@@ -152,6 +154,7 @@ class SimulatedEngine:
             victim = self._victim_behind(one, draft)
             if victim is None:
                 return
+            draft.gate.close()
             self._preempt(victim)
         self._pages.extend(one, count)
         draft.add(one, count)

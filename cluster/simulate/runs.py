@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from cluster.drafts import Gate
 from cluster.messages import PageHash
 from cluster.pacing import Allowance
 from cluster.sequences import Place
@@ -61,6 +62,7 @@ class Draft:
     decodes: list[Sequence] = field(default_factory=list)
     chunks: list[tuple[Sequence, int]] = field(default_factory=list)
     alike: bool = True
+    gate: Gate = field(default_factory=Gate)
 
     @property
     def prefill(self) -> int:

@@ -15,7 +15,7 @@ from actors.creation import create_scheduler
 from actors.naming import SCHEDULER
 from actors.scheduler import BatchScheduler
 from actors.scheduler_client import SchedulerClient
-from cluster.errors import SchedulerLost
+from cluster.errors import NotReady, SchedulerLost
 from cluster.messages import Decision, Lease, ShardRef, Submission
 from cluster.reports import ShardCapacity, ShardReport
 from cluster.scheduling_config import SchedulingConfig
@@ -41,6 +41,36 @@ class FailingOnce(BatchScheduler):
             self.broken = False
             raise KeyError("a bug")
         return await super().submit(router, submissions)
+
+
+class LosingOneReply(BatchScheduler):
+    """A scheduler whose first audit waits until somebody submits, and whose answer is lost."""
+
+    def __init__(self, config: SchedulingConfig, epoch: int) -> None:
+        super().__init__(config, epoch)
+        self.audits = 0
+        self.submitted = asyncio.Event()
+
+    async def submit(
+        self, router: str, submissions: tuple[Submission, ...]
+    ) -> tuple[Decision, ...]:
+        decided = await super().submit(router, submissions)
+        if self.audits:
+            self.submitted.set()
+        return decided
+
+    async def audit(self, router: str, awaited: frozenset[str]) -> tuple[str, ...]:
+        self.audits += 1
+        first = self.audits == 1
+        if first:
+            await self.submitted.wait()
+        lost = await super().audit(router, awaited)
+        if first:
+            raise NotReady("the connection broke")
+        return lost
+
+    async def audited(self) -> int:
+        return self.audits
 
 
 class Session:
@@ -187,3 +217,26 @@ async def test_what_scheduler_and_router_lost_of_each_others_requests_is_mended(
     decision = await placing
     assert isinstance(decision, Lease)
     assert decision.request_id == "b"
+
+
+async def test_an_audit_whose_answer_was_lost_withdraws_nothing_that_came_meanwhile(
+    session: Session,
+) -> None:
+    session.client = SchedulerClient(ROUTER, session.namespace, audit_s=0.1)
+    losing = ray.remote(LosingOneReply).options(
+        name=SCHEDULER, namespace=session.namespace, num_cpus=0, max_concurrency=100
+    )
+    session.scheduler = losing.remote(SchedulingConfig(), 1)
+    await session.report(1, full=True)
+
+    async def audited(times: int) -> bool:
+        return bool(await session.scheduler.audited.remote() >= times)
+
+    await session.client.place(submission("a"))
+    await until(lambda: audited(1))
+    placing = await session.queue("b")
+    await until(lambda: audited(3))
+    stats: SchedulerStats = await session.scheduler.stats.remote()
+    assert (sum(stats.queued.values()), stats.mended) == (1, {})
+    await session.report(2, ended=("a",))
+    assert isinstance(await placing, Lease)

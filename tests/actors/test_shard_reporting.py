@@ -122,3 +122,12 @@ def test_what_ended_before_a_snapshot_is_told_with_it() -> None:
     report = ledger.draft()
     assert report.full
     assert (report.ended, report.produced) == (("early", "now"), (7, 7))
+
+
+def test_how_fast_prompts_were_computed_before_a_snapshot_is_told_with_it() -> None:
+    ledger = ReportLedger(REF, ShardCapacity(4, 10, 8, 64))
+    ledger.enter(outcome(prefilling=Prefilling(100, 0.5)))
+    ledger.enter(outcome(snapshot=Snapshot((), ()), prefilling=Prefilling(20, 0.25)))
+    report = ledger.draft()
+    assert report.full
+    assert report.prefilling == Prefilling(120, 0.75)

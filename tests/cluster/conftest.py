@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.toy_shard import MakeShard, ToyShard
+from tests.cluster.toy_shard import MAX_MODEL_LEN, MakeShard, ToyShard
 
 
 @pytest.fixture
@@ -14,9 +14,13 @@ def make_shard() -> Iterator[MakeShard]:
     shards: list[ToyShard] = []
 
     def make(
-        pages: int = 64, seqs: int = 8, budget: int = 64, prefix_caching: bool = True
+        pages: int = 64,
+        seqs: int = 8,
+        budget: int = 64,
+        prefix_caching: bool = True,
+        context: int = MAX_MODEL_LEN,
     ) -> ToyShard:
-        shards.append(ToyShard(pages, seqs, budget, prefix_caching))
+        shards.append(ToyShard(pages, seqs, budget, prefix_caching, context))
         return shards[-1]
 
     yield make

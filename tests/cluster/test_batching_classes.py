@@ -100,6 +100,32 @@ def test_who_stands_back_in_line_is_overtaken_by_higher_classes_and_by_nobody_el
     assert prompts == {"p2": 12, "p3": 20, "chat": 6}
 
 
+def test_who_lacks_pages_is_not_overtaken_where_the_allowance_is_spent_after_it_failed(
+    make_shard: MakeShard,
+) -> None:
+    shard = make_shard(pages=40, budget=64, context=160)
+    with_stream(shard, tpot_s=0.1)
+    shard.batcher.admit(assignment("batch", prompt_of(120, 1), rank=2))
+    slow_step(shard, took_s=0.3)
+    shard.batcher.admit(assignment("short of pages", prompt_of(100, 2), rank=1))
+    for _ in range(OVERTAKERS + 1):
+        shard.batcher.admit(assignment("gone", prompt_of(3, 1)))
+        shard.batcher.cancel("gone")
+    shard.batcher.admit(assignment("chat", prompt_of(6, 50)))
+    assert slow_step(shard, took_s=0.1) == {"stream": 1, "batch": 32}
+
+
+def test_nobody_starts_in_a_step_that_preempts(make_shard: MakeShard) -> None:
+    shard = make_shard(pages=9)
+    for name, rank in (("first", 0), ("batch", 1)):
+        shard.batcher.admit(assignment(name, prompt_of(14, rank + 1), max_tokens=9, rank=rank))
+    shard.step()
+    shard.batcher.admit(assignment("chat", prompt_of(3, 9)))
+    while not shard.batcher.stats().preemptions:
+        running = names(shard)
+    assert running == ["first"]
+
+
 def test_a_step_that_holds_prompts_back_does_not_tell_how_fast_they_are_computed(
     make_shard: MakeShard,
 ) -> None:
@@ -126,31 +152,35 @@ def test_without_a_target_nobody_stands_back(make_shard: MakeShard) -> None:
 def test_a_pace_follows_the_clock_within_its_bounds() -> None:
     pace = Pace(1024)
     pace.record(1024, target_s=0.1, took_s=0.125)
-    assert pace.allowed == 819
+    assert pace.allowance().tokens == 819
     for _ in range(20):
-        pace.record(pace.allowed, target_s=0.1, took_s=0.01 + 0.002 * pace.allowed)
-        assert pace.allowed >= LEAST
-    assert pace.allowed < 64
+        pace.record(
+            pace.allowance().tokens, target_s=0.1, took_s=0.01 + 0.002 * pace.allowance().tokens
+        )
+        assert pace.allowance().tokens >= LEAST
+    assert pace.allowance().tokens < 64
     for _ in range(20):
-        pace.record(pace.allowed, target_s=0.1, took_s=0.09)
-    assert pace.allowed == 1024
+        pace.record(pace.allowance().tokens, target_s=0.1, took_s=0.09)
+    assert pace.allowance().tokens == 1024
 
 
 def test_one_slow_step_halves_the_allowance_at_most_whatever_it_held() -> None:
     pace = Pace(1024)
     pace.record(40, target_s=0.1, took_s=5.0)
-    assert pace.allowed == 512
+    assert pace.allowance().tokens == 512
 
 
 def test_a_target_that_bare_steps_miss_costs_the_others_nothing() -> None:
     pace = Pace(1024)
     for _ in range(60):
-        pace.record(pace.allowed, target_s=0.1, took_s=0.3 + 0.0001 * pace.allowed)
-    assert pace.allowed > 512
+        pace.record(
+            pace.allowance().tokens, target_s=0.1, took_s=0.3 + 0.0001 * pace.allowance().tokens
+        )
+    assert pace.allowance().tokens > 512
 
 
 def test_a_step_that_held_less_than_it_might_teaches_no_more() -> None:
     pace = Pace(1024)
     pace.record(1024, target_s=0.1, took_s=0.2)
     pace.record(10, target_s=0.1, took_s=0.01)
-    assert pace.allowed == 512
+    assert pace.allowance().tokens == 512

@@ -263,7 +263,8 @@ def test_a_door_that_is_gone_takes_its_waiting_requests_along_and_routers_are_to
     bench.submit("b", door="d1", router="r1")
     bench.submit("c", door="d2", router="r1")
     assert bench.brain.doors() == {"d1", "d2"}
-    assert [each.request_id for each in bench.happens(DoorGone("d1"))] == ["b"]
+    [told] = bench.happens(DoorGone("d1"))
+    assert (told.request_id, kind_of(told)) == ("b", RefusalKind.ABANDONED)
     assert bench.brain.doors() == {"d2"}
     assert names(bench.report("s", 2, ended=("a",))) == ["c"]
 

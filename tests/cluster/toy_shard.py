@@ -19,14 +19,19 @@ Output = tuple[tuple[int, ...], FinishReason | None]
 
 
 class ToyShard:
-    """`pages` of 4 tokens, a context of 32."""
+    """`pages` of 4 tokens; `context` is the most of a sequence."""
 
     def __init__(
-        self, pages: int = 64, seqs: int = 8, budget: int = 64, prefix_caching: bool = True
+        self,
+        pages: int = 64,
+        seqs: int = 8,
+        budget: int = 64,
+        prefix_caching: bool = True,
+        context: int = MAX_MODEL_LEN,
     ) -> None:
         self.pool = BlockPool(pages, BLOCK_SIZE, prefix_caching)
         config = BatchingConfig(max_num_seqs=seqs, max_batch_tokens=budget)
-        self.batcher = Batcher(self.pool, config, MAX_MODEL_LEN)
+        self.batcher = Batcher(self.pool, config, context)
         self.memory = PagedMemory(BLOCK_SIZE)
         self.deltas: list[TokenDelta] = []
 
