@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from transformers import GPT2Config, LlamaConfig
+from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM
 
 from actors.engine.gang import ENVELOPE
 from actors.engine.split import check_plan
 from cluster.config import BatchingConfig, CacheConfig, ModelConfig
 from cluster.errors import ConfigError, ShardLost, UnsupportedModel
 from tests.engine.driving import random_prompt, request, tokens_of
-from tests.engine.families import SHAPE, greedy, latent_attention, make
+from tests.engine.families import SHAPE, greedy, latent_attention, make, with_wide_weights
 from tests.engine.gangs import Served, TwoRanks, heard, two_ranks
 
 SPLITTABLE = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "phi3", "olmo2", "mixtral")
@@ -87,6 +87,14 @@ def test_a_follower_does_not_outlive_the_leader(pair: TwoRanks) -> None:
     pair.leader.kill()
     pair.follower.join(timeout=60)
     assert pair.follower.exitcode == 0
+
+
+def test_one_weight_for_looking_up_and_for_scoring_is_split_once(tmp_path: Path) -> None:
+    """Whether it is split rightly the engine finds out by itself, as it loads."""
+    config = LlamaConfig(**{**SHAPE, "tie_word_embeddings": True})
+    with_wide_weights(LlamaForCausalLM(config)).save_pretrained(tmp_path)
+    with two_ranks(tmp_path, MODEL) as ranks:
+        assert ranks.loaded() is None
 
 
 def test_an_order_of_any_size_arrives_whole() -> None:
