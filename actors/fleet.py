@@ -14,11 +14,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
+from ray.exceptions import ActorAlreadyExistsError
+
 from actors.adoption import Found, end_living, find_living, look_at
 from actors.autoscaler import ShardScaler, ask
 from actors.evacuation import Evacuation
 from actors.fleet_status import FleetStatus, status_of
 from actors.fleet_timing import FleetTiming, timing_of
+from actors.identity import Identity
 from actors.keeper import Keeper
 from actors.lifecycle import Event, Member, State, advance
 from actors.lives import Life
@@ -128,11 +131,12 @@ class Fleet:
     def _adopt(self, found: Found) -> None:
         """One that is mute counts as up to date, and as not begun, until it says what it is."""
         name, identity, now = found.name, found.identity, time.monotonic()
-        state = State.READY if identity is not None and identity.loaded else State.PENDING
-        stamp = self._shipyard.stamp(found.model) if identity is None else identity.stamp
-        self._members[name] = Member(name, found.model, found.index, state, now, stamp=stamp)
+        stamp = self._shipyard.stamp(found.model)
+        self._members[name] = Member(
+            name, found.model, found.index, State.PENDING, now, stamp=stamp
+        )
         if identity is not None:
-            self._stands(name, identity.node)
+            self._recognise(name, identity)
         self._keeper.begin(name, partial(self._take_over, found))
 
     async def _take_over(self, found: Found) -> Life:
@@ -144,10 +148,18 @@ class Fleet:
             again = await look_at(ActorAddress(found.name, self._namespace), limit_s)
             if again is None or again.identity is None:
                 raise ShardLost(f"it did not say what it is for {patience.ping_s + limit_s:g} s")
-            stamp = "" if again.identity.leaving else again.identity.stamp
-            self._members[found.name] = replace(self._members[found.name], stamp=stamp)
-            return replace(again.life(self._shipyard.load_timeout_s(found.model)), loaded=False)
+            self._recognise(found.name, again.identity)
+            return again.life(self._shipyard.load_timeout_s(found.model))
         return found.life(self._shipyard.load_timeout_s(found.model))
+
+    def _recognise(self, name: str, identity: Identity) -> None:
+        """It says what it is. First that it serves: an old one that does not is ended at once."""
+        self._stands(name, identity.node)
+        if identity.loaded:
+            self._move(name, Event.PLACED)
+            self._move(name, Event.LOADED)
+        stamp = "" if identity.leaving else identity.stamp
+        self._members[name] = replace(self._members[name], stamp=stamp)
 
     def _create(self, wish: Create) -> None:
         now = time.monotonic()
@@ -157,7 +169,20 @@ class Fleet:
             self._members[wish.name] = Member(
                 wish.name, wish.model, wish.index, State.PENDING, now, stamp=wish.stamp
             )
-        self._keeper.begin(wish.name, partial(self._shipyard.build, wish, self._shards()))
+        self._keeper.begin(wish.name, partial(self._build, wish))
+
+    async def _build(self, wish: Create) -> Life:
+        """A new life; or that of who bears the name already, where two owners overlap."""
+        try:
+            return await self._shipyard.build(wish, self._shards())
+        except ActorAlreadyExistsError:
+            address = ActorAddress(wish.name, self._namespace)
+            found = await look_at(address, self._timing.patience.ping_s)
+            if found is None:
+                raise
+            if found.identity is not None:
+                self._recognise(wish.name, found.identity)
+            return await self._take_over(found)
 
     def _stop(self, name: str) -> None:
         if self._members[name].state is State.DEAD:
@@ -168,8 +193,9 @@ class Fleet:
 
     def _outdate(self, name: str) -> None:
         """Have it replaced, as if it were made from another configuration."""
-        self._members[name] = replace(self._members[name], stamp="")
-        self._changed.set()
+        if name in self._members:
+            self._members[name] = replace(self._members[name], stamp="")
+            self._changed.set()
 
     def _stands(self, name: str, node: str) -> None:
         member = self._members[name]
