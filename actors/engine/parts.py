@@ -44,7 +44,7 @@ def load_part(folder: Path, dtype: str, device: torch.device, gang: Gang) -> Pre
     precision = resolve_dtype(dtype, config, device)
     check_plan(config, gang.ranks)
     _prove(folder, first_layers(config), precision, device, gang)
-    gc.collect()  # the split model holds itself in a cycle, and the pool is sized by what is free
+    gc.collect()  # some modules hold themselves in a cycle, and the pool is sized by what is free
     if device.type == "cuda":
         torch.cuda.empty_cache()
     return _part(folder, config, precision, gang)
