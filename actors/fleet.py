@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
+from ray.exceptions import ActorAlreadyExistsError
+
 from actors.adoption import Found, end_living, find_living, look_at
 from actors.autoscaler import ShardScaler, ask
 from actors.carving import Carver
@@ -135,11 +137,12 @@ class Fleet:
     def _adopt(self, found: Found) -> None:
         """One that is mute counts as up to date, and as not begun, until it says what it is."""
         name, identity, now = found.name, found.identity, time.monotonic()
-        state = State.READY if identity is not None and identity.loaded else State.PENDING
-        stamp = self._shipyard.stamp(found.model) if identity is None else identity.stamp
-        self._members[name] = Member(name, found.model, found.index, state, now, stamp=stamp)
+        stamp = self._shipyard.stamp(found.model)
+        self._members[name] = Member(
+            name, found.model, found.index, State.PENDING, now, stamp=stamp
+        )
         if identity is not None:
-            self._stands(name, identity)
+            self._recognise(name, identity)
         elif found.model is not None:
             self._places.expect(found.model, found.index)
         self._keeper.begin(name, partial(self._take_over, found))
@@ -153,10 +156,18 @@ class Fleet:
             again = await look_at(ActorAddress(found.name, self._namespace), limit_s)
             if again is None or again.identity is None:
                 raise ShardLost(f"it did not say what it is for {patience.ping_s + limit_s:g} s")
-            stamp = "" if again.identity.leaving else again.identity.stamp
-            self._members[found.name] = replace(self._members[found.name], stamp=stamp)
-            return replace(again.life(self._shipyard.load_timeout_s(found.model)), loaded=False)
+            self._recognise(found.name, again.identity)
+            return again.life(self._shipyard.load_timeout_s(found.model))
         return found.life(self._shipyard.load_timeout_s(found.model))
+
+    def _recognise(self, name: str, identity: Identity) -> None:
+        """It says what it is. First that it serves: an old one that does not is ended at once."""
+        self._stands(name, identity)
+        if identity.loaded:
+            self._move(name, Event.PLACED)
+            self._move(name, Event.LOADED)
+        stamp = "" if identity.leaving else identity.stamp
+        self._members[name] = replace(self._members[name], stamp=stamp)
 
     def _create(self, wish: Create) -> None:
         now = time.monotonic()
@@ -166,8 +177,21 @@ class Fleet:
             self._members[wish.name] = Member(
                 wish.name, wish.model, wish.index, State.PENDING, now, stamp=wish.stamp
             )
-        tell = partial(self._hear, wish.name)
-        self._keeper.begin(wish.name, partial(self._shipyard.build, wish, self._shards(), tell))
+        self._keeper.begin(wish.name, partial(self._build, wish))
+
+    async def _build(self, wish: Create) -> Life:
+        """A new life; or that of who bears the name already, where two owners overlap."""
+        try:
+            tell = partial(self._hear, wish.name)
+            return await self._shipyard.build(wish, self._shards(), tell)
+        except ActorAlreadyExistsError:
+            address = ActorAddress(wish.name, self._namespace)
+            found = await look_at(address, self._timing.patience.ping_s)
+            if found is None:
+                raise
+            if found.identity is not None:
+                self._recognise(wish.name, found.identity)
+            return await self._take_over(found)
 
     def _stop(self, name: str) -> None:
         if self._members[name].state is State.DEAD:
@@ -178,8 +202,9 @@ class Fleet:
 
     def _outdate(self, name: str) -> None:
         """Have it replaced, as if it were made from another configuration."""
-        self._members[name] = replace(self._members[name], stamp="")
-        self._changed.set()
+        if name in self._members:
+            self._members[name] = replace(self._members[name], stamp="")
+            self._changed.set()
 
     def _stands(self, name: str, identity: Identity) -> None:
         member = self._members[name]

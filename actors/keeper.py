@@ -113,11 +113,12 @@ class Keeper:
         await self._bury(life, fault, 0.0 if fault else self._drain_s)
 
     async def _oust(self, name: str) -> None:
-        """A life that did not begin leaves nobody, unless its name was taken: two owners
-        overlapped, and what the other one made would bear it for good."""
+        """A life that did not begin leaves nobody, unless somebody bears its name who could not be
+        taken over, and would bear it for good."""
         found = await look_at(ActorAddress(name, self._namespace), self._patience.let_go_s)
         if found is not None:
-            logger.warning("%s was made by another owner", name)
+            said = "is mute" if found.identity is None else f"is {found.identity}"
+            logger.warning("who bears the name %s %s, and is ended", name, said)
             await self._bury(found.life(), None, 0.0)
 
     async def _bury(self, life: Life, fault: Exception | None, limit_s: float) -> None:

@@ -43,7 +43,9 @@ class KVShard:
         self._followers = Followers(spec)
         self._loop = asyncio.get_running_loop()
         self._doors = Doors(spec.timing.door_timeout_s, spec.timing.max_backlog)
-        self._last_words = LastWords(spec.ref.shard, self._doors, spec.timing.last_words_s)
+        self._last_words = LastWords(
+            spec.ref.shard, self._doors, spec.timing.last_words_s, self._followers.dismiss
+        )
         self._engine = EngineThread(
             lambda: build_engine(spec, self._threads.count, self._followers.meeting),
             publish=on_loop(self._loop, self._on_outcome),
@@ -75,12 +77,13 @@ class KVShard:
     async def _load(self) -> ShardCapacity:
         # First: threads inherit the binding of who starts them, and pages stay where they were put.
         spec, binding = self._spec, self._spec.model.resources.binding
-        devices = self._followers.gather(assigned_ids())
+        devices = self._followers.gather(assigned_ids(), self._threads.wanted)
         berth = assigned_berth(binding, devices, spec.claims, spec.devices)
         self._threads.moor(berth)
         self._engine.start()
         capacity = await self._followers.beside(asyncio.wrap_future(self._engine.capacity))
-        self._last_words.keep_running(self._followers.watch())
+        if self._followers:
+            self._last_words.keep_running(self._followers.watch(), self._engine.computing)
         self._books = Bookkeeping(spec, capacity, self._doors, self._engine, self._on_heard)
         for loop in self._books.loops():
             self._last_words.keep_running(loop)
@@ -165,6 +168,7 @@ class KVShard:
             self._doors.fail(self._engine.computing(), StepFailed.__name__, f"{name} is stuck")
         self._doors.fail_all(Displaced.__name__, f"{name} is drained")
         await self._doors.heard()
+        self._followers.dismiss()
 
     async def use_threads(self, count: int) -> None:
         """Compute with `count` threads a rank, or as many as find CPUs, from the next step on."""

@@ -20,17 +20,6 @@ async def first_to_end(*works: Coroutine[Any, Any, None]) -> None:
         await cancel_all(*tasks)
 
 
-async def first_to_fail(*works: Coroutine[Any, Any, None]) -> None:
-    """Run all until one raises, end the others, and raise that."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        for task in done:
-            task.result()
-    finally:
-        await cancel_all(*tasks)
-
-
 async def cancel_all(*tasks: asyncio.Task[Any]) -> None:
     """Cancel the tasks and wait until they have ended; what they raise then is of no interest."""
     for task in tasks:

@@ -22,13 +22,13 @@ MOST_EVENTS = 64
 async def watch_devices(uuids: Sequence[str], every_s: float) -> None:
     """Read the health of these GPUs and MIG slices every so many seconds, for good.
 
-    Raises DeviceFault once one has a fault. Returns at once where no driver answers. NVML may wait
-    long for a device that hangs, so it is asked on another thread.
+    Raises DeviceFault once one has a fault; sees none where no driver answers. NVML may wait long
+    for a device that hangs, so it is asked on another thread.
     """
     try:
         reader = await asyncio.to_thread(HealthReader, uuids)
     except FAILURES:
-        return
+        await asyncio.Event().wait()
     before = tuple(DeviceHealth(uuid) for uuid in uuids)
     while True:
         after = await asyncio.to_thread(reader.read)
