@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 
 from actors.identity import Identity
 from actors.lives import Life, Patience, bury
 from actors.naming import SCHEDULER, ActorAddress, shard_index, shard_model
 from cluster.errors import NotReady
+
+AGAIN_S = 0.1
+"""Until an actor that Ray cannot reach is asked again."""
 
 logger = logging.getLogger(__name__)
 
@@ -58,13 +61,24 @@ async def look_at(address: ActorAddress, answer_s: float) -> Found | None:
         return None
     try:
         async with asyncio.timeout(answer_s):
-            return Found(address.name, handle, await handle.identity.remote())
-    except TimeoutError:
-        return Found(address.name, handle, None)
-    except RayError as error:
+            return Found(address.name, handle, await _identity(handle))
+    except ActorDiedError as error:
         logger.warning("%s is dead: %s", address.name, error)
         ray.kill(handle)  # Ray keeps the name of a dead one until it is killed too
         return None
+    except (TimeoutError, RayError):
+        return Found(address.name, handle, None)
+
+
+async def _identity(handle: Any) -> Identity:
+    """What it says it is. That a connection is lost says nothing of who is at its other end."""
+    while True:
+        try:
+            identity: Identity = await handle.identity.remote()
+        except ActorUnavailableError:
+            await asyncio.sleep(AGAIN_S)
+        else:
+            return identity
 
 
 async def end_living(namespace: str, patience: Patience) -> None:

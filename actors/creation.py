@@ -47,10 +47,12 @@ def new_incarnation() -> str:
 
 
 def shard_options(spec: ShardSpec, cpus: float, node: str | None = None) -> dict[str, Any]:
-    """How Ray runs a shard: on `node`, and elsewhere only where that is dead or full."""
+    """How Ray runs a shard: on `node`, and elsewhere only where that is dead or full; nowhere else
+    where it was given devices of that node."""
     where: Any = "SPREAD"
     if node is not None:
-        where = NodeAffinitySchedulingStrategy(node, soft=True, _spill_on_unavailable=True)
+        free = not spec.devices
+        where = NodeAffinitySchedulingStrategy(node, soft=free, _spill_on_unavailable=free)
     custom = dict(spec.model.resources.custom)
     return {
         **_options(spec.ref.actor, spec.namespace, cpus, spec.tether_s),

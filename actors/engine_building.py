@@ -49,4 +49,4 @@ def follow_engine(spec: ShardSpec, threads: Callable[[], int], seat: Seat) -> No
 def _device(spec: ShardSpec) -> torch.device:
     import torch
 
-    return torch.device("cuda" if spec.gpus else "cpu")
+    return torch.device("cuda" if spec.on_gpu else "cpu")

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 
-from actors.devices.berth import Berth, assigned_berth
+from actors.devices.berth import assigned_berth
+from actors.devices.health import watch_devices
 from actors.engine.seat import Seat
 from actors.engine_building import follow_engine
 from actors.shard_spec import ShardSpec
+from actors.tasks import first_to_end
+from actors.threads import Threads
 
 
 class EngineRank:
@@ -19,37 +22,29 @@ class EngineRank:
         self._spec = spec
         self._seat = seat
         self._devices = devices
-        self._wanted_threads = self._threads = spec.threads
-        self._berth: Berth | None = None
+        self._threads = Threads(spec.threads)
 
     def __repr__(self) -> str:
         model, _, index = self._spec.ref.shard.rpartition("/shard-")
         return f"EngineRank({model}/{index}, {self._seat.rank} of {self._seat.ranks})"
 
     async def run(self) -> None:
-        """Never returns. Raises OperatorError where the rank cannot load, ShardLost when another
-        rank is lost."""
+        """Never returns. Raises OperatorError where the rank cannot load, DeviceFault where its
+        device has one, ShardLost when another rank is lost."""
         if self._devices:  # rank 0 reserved it, so Ray has hidden nothing from this process
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(self._devices)
         binding = self._spec.model.resources.binding
-        self._berth = assigned_berth(binding, self._devices, self._spec.claims)
-        self._settle()
-        settling = asyncio.get_running_loop().create_task(self._settle_again())
-        try:
-            await asyncio.to_thread(follow_engine, self._spec, lambda: self._threads, self._seat)
-        finally:
-            settling.cancel()
+        berth = assigned_berth(binding, self._devices, self._spec.claims)
+        self._threads.moor(berth)
+        works = [self._follow(), self._threads.run(self._spec.timing.settle_s)]
+        if berth.devices:
+            works.append(watch_devices(berth.devices, self._spec.timing.device_s))
+        await first_to_end(*works)
 
     async def use_threads(self, count: int) -> None:
         """As of a shard: from the next step on, or as many as it finds CPUs of its own."""
-        self._wanted_threads = count
-        self._settle()
+        self._threads.want(count)
 
-    async def _settle_again(self) -> None:
-        while True:
-            await asyncio.sleep(self._spec.timing.settle_s)
-            self._settle()
-
-    def _settle(self) -> None:
-        if self._berth is not None:
-            self._threads = self._berth.settle(self._wanted_threads)
+    async def _follow(self) -> None:
+        threads = self._threads
+        await asyncio.to_thread(follow_engine, self._spec, lambda: threads.count, self._seat)

@@ -45,5 +45,6 @@ class Evacuation:
         """One look at the nodes, and at who is on those that go or are gone."""
         drained = await asyncio.to_thread(self._look)
         self._places.avoid(drained)
-        for model, index in (*self._places.on(drained), *await self._places.astray()):
+        astray = await self._places.astray()  # before who is there is read, as some may leave
+        for model, index in (*self._places.on(drained), *astray):
             self._outdate(shard_name(model, index))

@@ -14,17 +14,22 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
+from ray.exceptions import ActorAlreadyExistsError
+
 from actors.adoption import Found, end_living, find_living, look_at
 from actors.autoscaler import ShardScaler, ask
+from actors.carving import Carver
 from actors.evacuation import Evacuation
 from actors.fleet_status import FleetStatus, status_of
 from actors.fleet_timing import FleetTiming, timing_of
+from actors.identity import Identity
 from actors.keeper import Keeper
 from actors.lifecycle import Event, Member, State, advance
 from actors.lives import Life
 from actors.naming import ActorAddress
 from actors.placing import Places
 from actors.shipyard import Shipyard
+from actors.slicing import Slices
 from actors.succession import Create, Stop, Succession, Wanted, left_wanted
 from actors.tasks import cancel_all
 from cluster.config import ShoalConfig
@@ -44,12 +49,14 @@ class Fleet:
         self._members: dict[str, Member] = {}
         self._changed = asyncio.Event()
         self._looked_at = time.monotonic()
-        self._places = Places(config.models)
-        self._shipyard = Shipyard(config, namespace, self._timing, self._places)
-        self._succession = Succession(config.fleet.surge)
         self._keeper = Keeper(
             namespace, self._timing.patience, config.fleet.drain_s, self._hear, self._stands
         )
+        self._carver = Carver(namespace, self._keeper.lives, config.fleet.orphan_s)
+        carve = self._carver.carve if config.fleet.manage_mig else None
+        self._places = Places(config.models, slices=Slices(config.models, carve))
+        self._shipyard = Shipyard(config, namespace, self._timing, self._places)
+        self._succession = Succession(config.fleet.surge)
         self._scaler = ShardScaler(config.models, partial(ask, self._keeper.lives), self.scale)
         self._loops: list[asyncio.Task[None]] = []
 
@@ -79,6 +86,7 @@ class Fleet:
         await cancel_all(*self._loops)
         await self._keeper.end_all()
         await end_living(self._namespace, self._timing.patience)
+        await self._carver.restore()
 
     async def let_go(self) -> None:
         """Leave every actor to a successor, as it is. The fleet cannot be started again."""
@@ -88,7 +96,8 @@ class Fleet:
     async def _run(self) -> None:
         await self._adopt_all()
         self._scaler.resume(left_wanted(self._members.values(), self._config.surge))
-        beside = (self._scaler.run(), Evacuation(self._places, self._outdate).run())
+        evacuation = Evacuation(self._places, self._outdate)
+        beside = (self._scaler.run(), evacuation.run(), self._carver.run())
         self._loops += map(asyncio.get_running_loop().create_task, beside)
         while True:
             self._reconcile()
@@ -128,11 +137,14 @@ class Fleet:
     def _adopt(self, found: Found) -> None:
         """One that is mute counts as up to date, and as not begun, until it says what it is."""
         name, identity, now = found.name, found.identity, time.monotonic()
-        state = State.READY if identity is not None and identity.loaded else State.PENDING
-        stamp = self._shipyard.stamp(found.model) if identity is None else identity.stamp
-        self._members[name] = Member(name, found.model, found.index, state, now, stamp=stamp)
+        stamp = self._shipyard.stamp(found.model)
+        self._members[name] = Member(
+            name, found.model, found.index, State.PENDING, now, stamp=stamp
+        )
         if identity is not None:
-            self._stands(name, identity.node)
+            self._recognise(name, identity)
+        elif found.model is not None:
+            self._places.expect(found.model, found.index)
         self._keeper.begin(name, partial(self._take_over, found))
 
     async def _take_over(self, found: Found) -> Life:
@@ -144,10 +156,18 @@ class Fleet:
             again = await look_at(ActorAddress(found.name, self._namespace), limit_s)
             if again is None or again.identity is None:
                 raise ShardLost(f"it did not say what it is for {patience.ping_s + limit_s:g} s")
-            stamp = "" if again.identity.leaving else again.identity.stamp
-            self._members[found.name] = replace(self._members[found.name], stamp=stamp)
-            return replace(again.life(self._shipyard.load_timeout_s(found.model)), loaded=False)
+            self._recognise(found.name, again.identity)
+            return again.life(self._shipyard.load_timeout_s(found.model))
         return found.life(self._shipyard.load_timeout_s(found.model))
+
+    def _recognise(self, name: str, identity: Identity) -> None:
+        """It says what it is. First that it serves: an old one that does not is ended at once."""
+        self._stands(name, identity)
+        if identity.loaded:
+            self._move(name, Event.PLACED)
+            self._move(name, Event.LOADED)
+        stamp = "" if identity.leaving else identity.stamp
+        self._members[name] = replace(self._members[name], stamp=stamp)
 
     def _create(self, wish: Create) -> None:
         now = time.monotonic()
@@ -157,7 +177,21 @@ class Fleet:
             self._members[wish.name] = Member(
                 wish.name, wish.model, wish.index, State.PENDING, now, stamp=wish.stamp
             )
-        self._keeper.begin(wish.name, partial(self._shipyard.build, wish, self._shards()))
+        self._keeper.begin(wish.name, partial(self._build, wish))
+
+    async def _build(self, wish: Create) -> Life:
+        """A new life; or that of who bears the name already, where two owners overlap."""
+        try:
+            tell = partial(self._hear, wish.name)
+            return await self._shipyard.build(wish, self._shards(), tell)
+        except ActorAlreadyExistsError:
+            address = ActorAddress(wish.name, self._namespace)
+            found = await look_at(address, self._timing.patience.ping_s)
+            if found is None:
+                raise
+            if found.identity is not None:
+                self._recognise(wish.name, found.identity)
+            return await self._take_over(found)
 
     def _stop(self, name: str) -> None:
         if self._members[name].state is State.DEAD:
@@ -168,13 +202,14 @@ class Fleet:
 
     def _outdate(self, name: str) -> None:
         """Have it replaced, as if it were made from another configuration."""
-        self._members[name] = replace(self._members[name], stamp="")
-        self._changed.set()
+        if name in self._members:
+            self._members[name] = replace(self._members[name], stamp="")
+            self._changed.set()
 
-    def _stands(self, name: str, node: str) -> None:
+    def _stands(self, name: str, identity: Identity) -> None:
         member = self._members[name]
         if member.model is not None:
-            self._places.note(member.model, member.index, node)
+            self._places.note(member.model, member.index, identity.node, identity.devices)
 
     def _hear(self, name: str, event: Event | None, message: str) -> None:
         if event is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import ray
@@ -33,8 +34,9 @@ class Followers:
         self._handles: list[Any] = []
         self._lives: list[asyncio.Task[None]] = []
 
-    def gather(self, devices: tuple[str, ...]) -> tuple[str, ...]:
-        """Start them, with their part of `devices`; the part of rank 0 is returned."""
+    def gather(self, devices: tuple[str, ...], threads: int) -> tuple[str, ...]:
+        """Start them, with so many threads each and their part of `devices`; the part of rank 0 is
+        returned."""
         ranks = self._spec.model.tensor_parallel
         share = len(devices) // ranks
         if ranks > 1:
@@ -42,7 +44,8 @@ class Followers:
             port: int = listener.getsockname()[1]
             self.meeting = Meeting(Seat(0, ranks, port), listener)
             for rank in range(1, ranks):
-                self._start(Seat(rank, ranks, port), devices[rank * share :][:share])
+                spec = replace(self._spec, threads=threads)
+                self._start(spec, Seat(rank, ranks, port), devices[rank * share :][:share])
         return devices[:share]
 
     async def beside(self, work: Awaitable[T]) -> T:
@@ -53,18 +56,28 @@ class Followers:
             await self.watch()
         return await working
 
+    def __len__(self) -> int:
+        return len(self._handles)
+
     async def watch(self) -> None:
         """Raises what the first follower ends with: OperatorError where it cannot load, ShardLost
-        where it died. Without followers there is nothing to wait for."""
-        if self._lives:
-            done, _ = await asyncio.wait(self._lives, return_when=asyncio.FIRST_COMPLETED)
-            done.pop().result()
+        where it died. There must be one."""
+        done, _ = await asyncio.wait(self._lives, return_when=asyncio.FIRST_COMPLETED)
+        done.pop().result()
+
+    def dismiss(self) -> None:
+        """Kill them, as nobody is to compute any more. Ray would do it only once rank 0 is dead,
+        and would then have given their GPUs to others."""
+        for life in self._lives:
+            life.cancel()
+        for handle in self._handles:
+            ray.kill(handle)
 
     def use_threads(self, count: int) -> None:
         for handle in self._handles:
             handle.use_threads.remote(count)
 
-    def _start(self, seat: Seat, devices: tuple[str, ...]) -> None:
+    def _start(self, spec: ShardSpec, seat: Seat, devices: tuple[str, ...]) -> None:
         actor: Any = ray.remote(EngineRank).options(
             num_cpus=0,
             num_gpus=0,
@@ -73,7 +86,7 @@ class Followers:
             max_restarts=0,
             enable_task_events=False,
         )
-        handle = actor.remote(self._spec, seat, devices)
+        handle = actor.remote(spec, seat, devices)
         self._handles.append(handle)
         life = asyncio.get_running_loop().create_task(_life(seat.rank, handle.run.remote()))
         self._lives.append(life)

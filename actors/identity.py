@@ -15,14 +15,16 @@ STAMP_LEN = 16
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What the actor was made from (`stamp`), on which node it is, and, of a shard, which it is and
-    how far it is."""
+    """What the actor was made from (`stamp`), where it is, and, of a shard, which it is and how far
+    it is. `pid` is the process's number on its node; `devices` those the fleet gave it, by UUID."""
 
     stamp: str
     shard: ShardRef | None = None
     loaded: bool = True
     leaving: bool = False
     node: str = ""
+    pid: int = 0
+    devices: tuple[str, ...] = ()
 
 
 def node_id() -> str:

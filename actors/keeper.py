@@ -12,6 +12,7 @@ from functools import partial
 from ray.exceptions import RayError
 
 from actors.adoption import look_at
+from actors.identity import Identity
 from actors.lifecycle import Event
 from actors.lives import Life, Patience, bury, hand_back, in_words, live
 from actors.naming import SCHEDULER, ActorAddress
@@ -27,7 +28,7 @@ class Keeper:
     """Keeps lives, one to a name at a time, until they end by themselves or are cut short.
 
     A shard that is cut short has `drain_s` for what it has begun. By the actor's name, `tell` hears
-    how each life goes on, at the end always that it is LOST, and `stands` on which node it is.
+    how each life goes on, at the end always that it is LOST, and `stands` where it is.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class Keeper:
         patience: Patience,
         drain_s: float,
         tell: Callable[[str, Event | None, str], None],
-        stands: Callable[[str, str], None],
+        stands: Callable[[str, Identity], None],
     ) -> None:
         self._namespace = namespace
         self._patience = patience
@@ -112,11 +113,12 @@ class Keeper:
         await self._bury(life, fault, 0.0 if fault else self._drain_s)
 
     async def _oust(self, name: str) -> None:
-        """A life that did not begin leaves nobody, unless its name was taken: two owners
-        overlapped, and what the other one made would bear it for good."""
+        """A life that did not begin leaves nobody, unless somebody bears its name who could not be
+        taken over, and would bear it for good."""
         found = await look_at(ActorAddress(name, self._namespace), self._patience.let_go_s)
         if found is not None:
-            logger.warning("%s was made by another owner", name)
+            said = "is mute" if found.identity is None else f"is {found.identity}"
+            logger.warning("who bears the name %s %s, and is ended", name, said)
             await self._bury(found.life(), None, 0.0)
 
     async def _bury(self, life: Life, fault: Exception | None, limit_s: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from actors.doors import Doors
@@ -18,13 +18,17 @@ logger = logging.getLogger(__name__)
 class LastWords:
     """Waits for what must end a shard called `name`, and then says so at its `doors`.
 
-    The process is left `moment_s` seconds for that. Call it on the event loop.
+    The process is left `moment_s` seconds for that; `dismiss` is called first, to end what must not
+    outlive it. Call it on the event loop.
     """
 
-    def __init__(self, name: str, doors: Doors, moment_s: float) -> None:
+    def __init__(
+        self, name: str, doors: Doors, moment_s: float, dismiss: Callable[[], None]
+    ) -> None:
         self._name = name
         self._doors = doors
         self._moment_s = moment_s
+        self._dismiss = dismiss
         self._loop = asyncio.get_running_loop()
         self._lost: asyncio.Future[None] = self._loop.create_future()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -55,17 +59,23 @@ class LastWords:
         logger.error("%s has no owner any more", self._name)
         self._exit(f"{self._name} has no owner")
 
-    def keep_running(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run what is endless; should it end, it has failed, and the shard with it."""
+    def keep_running(
+        self,
+        work: Coroutine[Any, Any, None],
+        computing: Callable[[], tuple[str, ...]] = lambda: (),
+    ) -> None:
+        """Run what is endless; should it end, it has failed, and the shard with it. `computing` are
+        the requests that may be the cause."""
         task = self._loop.create_task(work)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(lambda task: self._ended(task, computing))
         self._tasks.add(task)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            self.crashed(Crash(error))
+    def _ended(self, task: asyncio.Task[None], computing: Callable[[], tuple[str, ...]]) -> None:
+        if not task.cancelled():
+            error = task.exception() or RuntimeError(f"{task.get_coro()!r} has ended")
+            self.crashed(Crash(error, computing()))
 
     def _exit(self, message: str) -> None:
+        self._dismiss()
         self._doors.fail_all(Displaced.__name__, message)
         self._loop.call_later(self._moment_s, os._exit, 1)

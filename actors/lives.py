@@ -54,11 +54,11 @@ Listener = Callable[[Event | None, str], None]
 
 
 async def live(
-    life: Life, patience: Patience, tell: Listener, stands: Callable[[str], None]
+    life: Life, patience: Patience, tell: Listener, stands: Callable[[Identity], None]
 ) -> None:
     """Placed, loaded, then watched until it is lost. Raises what ended it.
 
-    `stands` hears on which node Ray has put it, before `tell` hears that it has.
+    `stands` hears where Ray has put it, before `tell` hears that it has.
     """
     if not life.loaded:
         stands(await _placed(life, patience, tell))
@@ -107,9 +107,9 @@ async def _begun(life: Life, patience: Patience, tell: Listener) -> None:
     tell(Event.LOADED, "")
 
 
-async def _placed(life: Life, patience: Patience, tell: Listener) -> str:
-    """The node it is on. Ray waits in silence for one that may never come; this says what is
-    missing."""
+async def _placed(life: Life, patience: Patience, tell: Listener) -> Identity:
+    """What it says it is, and where. Ray waits in silence for one that may never come; this says
+    what is missing."""
     answer = asyncio.ensure_future(_answer(life.handle.identity.remote()))
     try:
         while not (await asyncio.wait({answer}, timeout=patience.place_s))[0]:
@@ -118,7 +118,7 @@ async def _placed(life: Life, patience: Patience, tell: Listener) -> str:
         identity: Identity = answer.result()
     finally:
         answer.cancel()
-    return identity.node
+    return identity
 
 
 async def _loaded(life: Life) -> None:

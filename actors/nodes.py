@@ -33,6 +33,11 @@ def draining_nodes() -> frozenset[str]:
     return frozenset(client.get_draining_nodes(timeout=DRAINING_S))
 
 
+def offers(node: Node, asked: Mapping[str, float]) -> bool:
+    """Whether its Ray resources, were they all free, would do for what is asked."""
+    return all(node["Resources"].get(name, 0.0) >= amount for name, amount in asked.items())
+
+
 async def answers(node: Node) -> bool:
     """Whether somebody is there who takes a connection."""
     try:

@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-from actors.nodes import Node, living_nodes
+from actors.lives import Listener
+from actors.nodes import Node, living_nodes, offers
 from actors.sharing import Share
-from actors.survey import survey
+from actors.slicing import GIB, Look, Shard, Site, Slices, look_again
 from cluster.config import ModelConfig
 from cluster.placement import Kind, Placement, Wish, place
 from cluster.topology import Topology
-
-GIB = 2**30
-
-Shard = tuple[str, int]
-"""A model, and which of its shards."""
-
-Look = Callable[[Topology], Awaitable[Topology]]
-"""Surveys the cluster, where what is known already need not be asked again."""
 
 logger = logging.getLogger(__name__)
 
@@ -29,18 +21,21 @@ class Places:
     """The places of the fleet's shards, by the planner, as far as it is asked.
 
     It decides on nodes. Which GPU of its node a shard gets is Ray's to say, who counts them, and
-    where the planned node is full, so is which node. `nodes` lists those that are there.
+    where the planned node is full, so is which node; of `slices`, which are given out here, the
+    book is their own. `nodes` lists those that are there.
     """
 
     def __init__(
         self,
         models: Iterable[ModelConfig],
         nodes: Callable[[], Awaitable[Sequence[Node]]] = living_nodes,
-        look: Look = lambda known: survey(known=known),
+        look: Look = look_again,
+        slices: Slices | None = None,
     ) -> None:
         self._models = {model.name: model for model in models}
         self._nodes = nodes
         self._look = look
+        self._slices = slices or Slices(self._models.values(), nodes=nodes, look=look)
         self._topology = Topology(())
         self._taken: dict[Shard, Placement] = {}
         self._noted: dict[Shard, str] = {}
@@ -48,16 +43,22 @@ class Places:
         self._avoided: frozenset[str] = frozenset()
         self._looking = asyncio.Lock()
 
-    async def find(self, model: str, index: int, share: Share) -> str | None:
-        """The id of the node for a shard, whose place it then is until it leaves.
+    async def find(self, model: str, index: int, share: Share, tell: Listener) -> Site:
+        """A place for a shard, which is its own until it leaves.
 
-        None where the planner has no place for it: Ray may know better.
+        No node where the planner has no place for it: Ray may know better. A slice is waited for,
+        and `tell` hears why.
         """
         self.leave(model, index)
-        node = await self._planned(model, index, share)
-        if node is not None:
-            self._awaited[model, index] = node
-        return node
+        site = await self._site(model, index, share, tell)
+        if site.node is not None:
+            self._awaited[model, index] = site.node
+        return site
+
+    async def _site(self, model: str, index: int, share: Share, tell: Listener) -> Site:
+        if self._models[model].resources.mig_profile is not None:
+            return await self._slices.find(model, index, share, tell)
+        return Site(await self._planned(model, index, share))
 
     async def _planned(self, model: str, index: int, share: Share) -> str | None:
         able = await self._able(self._models[model], share)
@@ -73,17 +74,25 @@ class Places:
             self._taken[model, index] = one
         return made.placements[0].node if made.placements else None
 
-    def note(self, model: str, index: int, node: str) -> None:
-        """The shard is there, whoever put it there, and wherever it was to go."""
+    def note(self, model: str, index: int, node: str, devices: tuple[str, ...] = ()) -> None:
+        """The shard is there, whoever put it there, wherever it was to go, and has these slices, if
+        any."""
         self._awaited.pop((model, index), None)
+        self._slices.note(model, index, node, devices)
         taken = self._taken.get((model, index))
-        if taken is None or taken.node != node:
+        if not devices and (taken is None or taken.node != node):
             self._taken.pop((model, index), None)
             self._noted[model, index] = node
 
+    def expect(self, model: str, index: int) -> None:
+        """The shard lives, but has not said yet where; until it is noted, or leaves, no slice is
+        given out, since it may have that one."""
+        self._slices.expect(model, index)
+
     def on(self, nodes: frozenset[str]) -> list[Shard]:
         """The shards that are on these nodes, or on the way there."""
-        homes = self._noted | {shard: place.node for shard, place in self._taken.items()}
+        planned = {**self._taken, **self._slices.taken}
+        homes = self._noted | {shard: place.node for shard, place in planned.items()}
         return [shard for shard, node in homes.items() if node in nodes]
 
     async def astray(self) -> list[Shard]:
@@ -96,18 +105,22 @@ class Places:
     def avoid(self, nodes: frozenset[str]) -> None:
         """From now on no shard goes to these."""
         self._avoided = nodes
+        self._slices.avoid(nodes)
 
     def leave(self, model: str, index: int) -> None:
-        """The shard is gone, and its place free."""
-        self._taken.pop((model, index), None)
+        """The shard is gone, and its place free. A GPU may be why, so it is looked at again."""
+        self._slices.leave(model, index)
+        there = self._taken.pop((model, index), None)
         self._noted.pop((model, index), None)
         self._awaited.pop((model, index), None)
+        if there is not None and there.devices:
+            others = (node for node in self._topology.nodes if node.name != there.node)
+            self._topology = Topology(tuple(others))
 
     async def _able(self, model: ModelConfig, share: Share) -> list[str]:
         """The nodes whose Ray resources, were they all free, would do for a shard."""
         asked = {"CPU": share.cpus, "GPU": share.gpus, **model.resources.custom}
-        there = await self._nodes()
-        able = {node["NodeID"] for node in there if _offers(node["Resources"], asked)}
+        able = {node["NodeID"] for node in await self._nodes() if offers(node, asked)}
         return sorted(able - self._avoided)
 
     async def _survey(self, able: list[str]) -> Topology:
@@ -125,10 +138,6 @@ class Places:
                 made = place(wish, index, Topology((node,)), self._taken.values())
                 for one in made.placements:
                     self._taken[model, index] = one
-
-
-def _offers(resources: Mapping[str, Any], asked: Mapping[str, float]) -> bool:
-    return all(resources.get(name, 0.0) >= amount for name, amount in asked.items())
 
 
 def _wish(model: ModelConfig, share: Share) -> Wish:

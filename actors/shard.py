@@ -8,11 +8,13 @@ that is too wide to fill, as a door has only one long poll out and control calls
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import asdict
 
 from actors.bookkeeping import Bookkeeping, no_record
 from actors.devices.assignment import assigned_ids
 from actors.devices.berth import assigned_berth
+from actors.devices.health import watch_devices
 from actors.doors import Doors
 from actors.engine_building import build_engine
 from actors.engine_thread import EngineThread, Outcome
@@ -41,7 +43,9 @@ class KVShard:
         self._followers = Followers(spec)
         self._loop = asyncio.get_running_loop()
         self._doors = Doors(spec.timing.door_timeout_s, spec.timing.max_backlog)
-        self._last_words = LastWords(spec.ref.shard, self._doors, spec.timing.last_words_s)
+        self._last_words = LastWords(
+            spec.ref.shard, self._doors, spec.timing.last_words_s, self._followers.dismiss
+        )
         self._engine = EngineThread(
             lambda: build_engine(spec, self._threads.count, self._followers.meeting),
             publish=on_loop(self._loop, self._on_outcome),
@@ -57,7 +61,8 @@ class KVShard:
 
     def __repr__(self) -> str:
         index = self._spec.ref.shard.rpartition("-")[2]
-        device = f"gpu x{self._spec.gpus:g}" if self._spec.gpus else f"cpu x{self._threads.count}"
+        gpus = f"gpu x{self._spec.gpus:g}" if self._spec.gpus else f"cpu x{self._threads.count}"
+        device = ", ".join(self._spec.devices) or gpus
         return f"KVShard({self._spec.ref.model}/{index}, {device})"
 
     async def load(self) -> ShardCapacity:
@@ -71,17 +76,21 @@ class KVShard:
 
     async def _load(self) -> ShardCapacity:
         # First: threads inherit the binding of who starts them, and pages stay where they were put.
-        binding = self._spec.model.resources.binding
-        devices = self._followers.gather(assigned_ids())
-        self._threads.moor(assigned_berth(binding, devices, self._spec.claims))
+        spec, binding = self._spec, self._spec.model.resources.binding
+        devices = self._followers.gather(assigned_ids(), self._threads.wanted)
+        berth = assigned_berth(binding, devices, spec.claims, spec.devices)
+        self._threads.moor(berth)
         self._engine.start()
         capacity = await self._followers.beside(asyncio.wrap_future(self._engine.capacity))
-        self._last_words.keep_running(self._followers.watch())
-        self._books = Bookkeeping(self._spec, capacity, self._doors, self._engine, self._on_heard)
+        if self._followers:
+            self._last_words.keep_running(self._followers.watch(), self._engine.computing)
+        self._books = Bookkeeping(spec, capacity, self._doors, self._engine, self._on_heard)
         for loop in self._books.loops():
             self._last_words.keep_running(loop)
         self._last_words.keep_running(self._sweep_doors())
-        self._last_words.keep_running(self._threads.run(self._spec.timing.settle_s))
+        self._last_words.keep_running(self._threads.run(spec.timing.settle_s))
+        if berth.devices:
+            self._last_words.keep_running(watch_devices(berth.devices, spec.timing.device_s))
         return capacity
 
     async def introduced(self) -> None:
@@ -89,8 +98,9 @@ class KVShard:
         await self._introduced.wait()
 
     async def identity(self) -> Identity:
-        loaded = self._books is not None
-        return Identity(self._spec.stamp, self._spec.ref, loaded, self._draining, node_id())
+        spec, loaded = self._spec, self._books is not None
+        whereabouts = node_id(), os.getpid(), spec.devices
+        return Identity(spec.stamp, spec.ref, loaded, self._draining, *whereabouts)
 
     async def ping(self) -> Pulse:
         self._tether.hold()
@@ -158,6 +168,7 @@ class KVShard:
             self._doors.fail(self._engine.computing(), StepFailed.__name__, f"{name} is stuck")
         self._doors.fail_all(Displaced.__name__, f"{name} is drained")
         await self._doors.heard()
+        self._followers.dismiss()
 
     async def use_threads(self, count: int) -> None:
         """Compute with `count` threads a rank, or as many as find CPUs, from the next step on."""

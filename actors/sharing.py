@@ -40,7 +40,8 @@ def fair_share(asked: ResourcesConfig, shards: int, cluster: Machines, ranks: in
     By default a shard reserves one core, or its part of one, but computes with all of its part:
     so a shard that joins finds room, and the others only have to narrow their threads.
     """
-    gpus = asked.gpus if asked.gpus is not None else float(min(1.0, cluster.gpus) * ranks)
+    whole = asked.gpus if asked.gpus is not None else float(min(1.0, cluster.gpus) * ranks)
+    gpus = 0.0 if asked.mig_profile else whole
     even = _even_cores(max(shards, 1), cluster.cores)
     cpus = asked.cpus if asked.cpus is not None else min(1.0, even)
     threads = asked.threads or int(even if asked.cpus is None else asked.cpus) // ranks

@@ -9,7 +9,7 @@ import ray
 from actors.creation import create_scheduler, create_shard, new_incarnation
 from actors.fleet_timing import FleetTiming
 from actors.identity import stamp_of
-from actors.lives import Life
+from actors.lives import Life, Listener
 from actors.placing import Places
 from actors.shard_spec import ShardSpec
 from actors.sharing import Machines, Share, fair_share, machines
@@ -42,14 +42,15 @@ class Shipyard:
     def load_timeout_s(self, model: str | None) -> float:
         return self._models[model].load_timeout_s if model in self._models else 0.0
 
-    async def build(self, wish: Create, shards: int) -> Life:
-        """A new life, as soon as it is known where; Raises what Ray has against it."""
+    async def build(self, wish: Create, shards: int, tell: Listener) -> Life:
+        """A new life, as soon as it is known where; `tell` hears what keeps it waiting. Raises what
+        Ray has against it."""
         orphan_s = self._config.fleet.orphan_s
         if wish.model is None:
             return create_scheduler(self._config.scheduling, self._namespace, wish.stamp, orphan_s)
         model = self._models[wish.model]
         share = self._share(model, shards, machines(ray.nodes()))
-        node = await self._places.find(model.name, wish.index, share)
+        site = await self._places.find(model.name, wish.index, share, tell)
         spec = ShardSpec(
             ShardRef(wish.name, model.name, wish.name, new_incarnation()),
             model,
@@ -59,8 +60,9 @@ class Shipyard:
             self._timing.shards,
             stamp=wish.stamp,
             tether_s=orphan_s,
+            devices=site.devices,
         )
-        return create_shard(spec, share.cpus, node)
+        return create_shard(spec, share.cpus, site.node)
 
     def share_anew(self, lives: Iterable[Life], shards: int) -> None:
         """Tell the living how many threads are theirs now; who is born later is told then."""

@@ -54,13 +54,14 @@ class Succession:
     a new one beside them, or no surge is allowed, one old goes first, and the next only once a new
     one has come to stand since. So what fits nowhere ends one old one and no more, and where there
     is room for fewer than are wanted, as many are replaced. A new one that never gets READY ends
-    no old one. A name that is still STOPPING is not taken.
+    no old one. A name that is still STOPPING is not taken. A successor does not know who went
+    first before it came, so where there is no room it may end one more.
     """
 
     def __init__(self, surge: int) -> None:
         self._surge = surge
-        # Of each model, how many new ones stood when an old one last went first.
-        self._stood: dict[str | None, int] = {}
+        # Of each model, the new ones that stood when an old one last went first.
+        self._stood: dict[str | None, frozenset[str]] = {}
 
     def decide(
         self, wanted: Iterable[Wanted], members: Mapping[str, Member], now: float
@@ -84,8 +85,7 @@ class Succession:
         missing = wish.count - len(kept)
         if old:
             missing = min(missing, wish.count + surge - len(group) + len(surplus))
-        else:
-            self._stood.pop(wish.model, None)
+        self._forget(wish, kept, old)
         again = [m.index for m in kept if m.state is State.DEAD and now >= m.retry_at]
         fresh = islice(_free_indexes(wish, group), max(missing, 0))
         creates = [Create(wish.model, index, wish.stamp) for index in (*again, *fresh)]
@@ -113,11 +113,19 @@ class Succession:
 
     def _goes_first(self, wish: Wanted, kept: list[Member], full: bool) -> bool:
         """Whether an old one makes room: the places are `full`, or a new one found none."""
-        stand = sum(m.state in (State.LOADING, State.READY) for m in kept)
-        cramped = any(m.cramped for m in kept) and stand > self._stood.get(wish.model, -1)
+        stand = frozenset(m.name for m in kept if m.state in (State.LOADING, State.READY))
+        stood = self._stood.get(wish.model)
+        cramped = any(m.cramped for m in kept) and (stood is None or not stand <= stood)
         if full or cramped:
             self._stood[wish.model] = stand
         return full or cramped
+
+    def _forget(self, wish: Wanted, kept: list[Member], old: list[Member]) -> None:
+        """Who is not among the new ones any more: the next by that name is another."""
+        if not old:
+            self._stood.pop(wish.model, None)
+        elif wish.model in self._stood:
+            self._stood[wish.model] &= {member.name for member in kept}
 
 
 def left_wanted(members: Iterable[Member], surge: int) -> dict[str, int]:

@@ -13,13 +13,17 @@ class Threads:
     """How many CPU threads a shard is to have, and how many it has.
 
     Before it has a berth it only remembers how many it is to have; from then on `use` is told
-    whenever it has another number.
+    whenever it has another number. Who computes may ask for the `count` instead.
     """
 
-    def __init__(self, wanted: int, use: Callable[[int], None]) -> None:
+    def __init__(self, wanted: int, use: Callable[[int], None] = lambda _: None) -> None:
         self._wanted = self._count = wanted
         self._use = use
         self._berth: Berth | None = None
+
+    @property
+    def wanted(self) -> int:
+        return self._wanted
 
     @property
     def count(self) -> int:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from cluster.autoscaling_config import AutoscalingConfig
+from cluster.config_problems import parsed
 from cluster.errors import ConfigError
 from cluster.frozen import Frozen
+from cluster.isolation import check_stand_ins
 from cluster.scheduling_config import SchedulingConfig
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-
-
-M = TypeVar("M", bound=Frozen)
 
 
 class CacheConfig(Frozen):
@@ -56,11 +55,22 @@ class ResourcesConfig(Frozen):
     binding: Literal["auto", "measured", "off"] = Field(
         "auto", description="To CPUs and memory near the device; measured: only if a probe gains."
     )
+    mig_profile: str | None = Field(
+        None,
+        pattern=r"^[1-9]\d*g\.[1-9]\d*gb(\+[a-z.]+)?$",
+        description="A MIG slice, as `3g.40gb`, for each shard; then no GPU is asked of Ray.",
+    )
     custom: dict[str, float] = Field(default_factory=dict, description="Ray custom resources.")
     arrange: Literal["spread", "pack"] = Field("spread", description="Shards over the nodes.")
     memory_gib: float | None = Field(
         None, gt=0, description="Of its device: weights and a KV pool; where is less, none goes."
     )
+
+    @model_validator(mode="after")
+    def _slice_or_gpus(self) -> ResourcesConfig:
+        if self.mig_profile is not None and self.gpus:
+            raise ValueError("mig_profile and gpus exclude each other: slices are not Ray's GPUs")
+        return self
 
 
 DETERMINISTIC_ROWS = 32
@@ -95,6 +105,12 @@ class ModelConfig(Frozen):
         None, description="Bounds between which their number then follows the load."
     )
     load_timeout_s: float = Field(600.0, gt=0, description="A shard not ready by then is retried.")
+    tenant: str | None = Field(
+        None, min_length=1, description="The only one whose requests reach these shards."
+    )
+    instead_of: str | None = Field(
+        None, description="The model whose requests by `tenant` go here, and nowhere else."
+    )
     cache: CacheConfig = CacheConfig()
     batching: BatchingConfig = BatchingConfig()
     resources: ResourcesConfig = ResourcesConfig()
@@ -108,6 +124,8 @@ class ModelConfig(Frozen):
                 "deterministic needs tensor_parallel 1: how a sum over ranks rounds depends on"
                 " where a row stands in its step"
             )
+        if self.resources.mig_profile is not None:
+            raise ValueError("mig_profile needs tensor_parallel 1: slices have no link")
         if self.resources.gpus not in (None, 0, self.tensor_parallel):
             raise ValueError(
                 f"resources.gpus must be {self.tensor_parallel}, as tensor_parallel, or 0:"
@@ -161,6 +179,10 @@ class FleetConfig(Frozen):
     )
     orphan_s: float = Field(
         120.0, ge=10, description="Without a Fleet and a Router for so long, the scheduler ends."
+    )
+    manage_mig: bool = Field(
+        False,
+        description="Cut GPUs to have the slices shards want; put the layout back at the end.",
     )
 
 
@@ -220,6 +242,11 @@ class ShoalConfig(Frozen):
             raise ValueError(f"model names must differ, got {names}")
         return self
 
+    @model_validator(mode="after")
+    def _stand_ins_are_the_same_to_doors(self) -> ShoalConfig:
+        check_stand_ins(self.models)
+        return self
+
 
 class FleetSettings(Frozen):
     """What the Fleet's `user_config` may hold: knobs that need no restart."""
@@ -235,7 +262,7 @@ def parse_config(args: dict[str, Any]) -> ShoalConfig:
     Raises ConfigError whose message lists every wrong field: its path, what was wrong, and what
     is allowed there.
     """
-    return _parse(ShoalConfig, args, "args")
+    return parsed(ShoalConfig, args, "args")
 
 
 def parse_settings(
@@ -243,7 +270,7 @@ def parse_settings(
 ) -> FleetSettings:
     """Check the Fleet's `user_config`, where `models` are served, some of them `autoscaled`, whose
     number of shards is not for `user_config` to say. Raises ConfigError likewise."""
-    settings = _parse(FleetSettings, user_config, "user_config")
+    settings = parsed(FleetSettings, user_config, "user_config")
     known, moving = sorted(models), set(autoscaled)
     for name in settings.shards:
         path = f"user_config.shards.{name}"
@@ -252,46 +279,3 @@ def parse_settings(
         if name in moving:
             raise ConfigError(f"{path}: autoscaling decides on it; leave it out here", path)
     return settings
-
-
-def _parse(kind: type[M], data: Any, root: str) -> M:
-    try:
-        return kind.model_validate(data)
-    except ValidationError as error:
-        problems = _root_causes(error.errors(include_url=False))
-        lines = [f"  {_path(root, p['loc'])}: {p['msg']}{_allowed(kind, p)}" for p in problems]
-        raise ConfigError(
-            "the configuration is refused:\n" + "\n".join(lines), _path(root, problems[0]["loc"])
-        ) from None
-
-
-def _root_causes(problems: list[Any]) -> list[Any]:
-    """Without the problems that only repeat, of a whole, that a part of it was wrong."""
-    places = [problem["loc"] for problem in problems]
-
-    def repeats(loc: tuple[int | str, ...]) -> bool:
-        return any(len(other) > len(loc) and other[: len(loc)] == loc for other in places)
-
-    return [problem for problem in problems if not repeats(problem["loc"])]
-
-
-def _path(root: str, loc: tuple[int | str, ...]) -> str:
-    return root + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
-
-
-def _allowed(kind: type[Frozen], problem: Any) -> str:
-    """For an unknown field, the fields that would have been known there."""
-    if problem["type"] != "extra_forbidden":
-        return f" (got {problem['input']!r})"
-    model: Any = kind
-    for part in problem["loc"][:-1]:
-        model = _descend(model, part)
-    return f" (allowed: {', '.join(sorted(model.model_fields))})"
-
-
-def _descend(model: Any, part: int | str) -> Any:
-    if isinstance(part, int):
-        return model
-    annotation = model.model_fields[part].annotation
-    inner = [arg for arg in getattr(annotation, "__args__", ()) if hasattr(arg, "model_fields")]
-    return inner[0] if inner else annotation

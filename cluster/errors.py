@@ -23,6 +23,7 @@
     +-- FaultError              ours: a part of the system failed
         +-- ShardLost               the shard died with the sequence on it
         |   +-- StepFailed              in a step that computed the sequence
+        +-- DeviceFault             a GPU reported an error that what is on it may not survive
         +-- Displaced               the shard let the request go; it goes on elsewhere
         +-- PoisonRequest           shards died of it; names the request
         +-- SchedulerLost           the scheduler could not be reached
@@ -155,6 +156,10 @@ class ShardLost(FaultError):
 
 class StepFailed(ShardLost):
     """A step that computed the sequence failed, and the shard with it."""
+
+
+class DeviceFault(FaultError):
+    """A GPU reported an error that its memory or its results may not have survived; names it."""
 
 
 class Displaced(FaultError):

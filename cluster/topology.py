@@ -46,7 +46,8 @@ class Gpu:
     """A whole GPU. What the driver did not tell is None, memory 0, and `pci` empty.
 
     `index` is the driver's number for it, which a reset or another machine may change.
-    `lost`: it stopped answering while it was read, so nothing may be placed on it.
+    `lost`: it stopped answering while it was read; `defect`: why it must not be used until it is
+    reset or replaced, "" where it is sound. Nothing may be placed on either.
     `ecc_errors`: uncorrected ones since the driver was loaded; `pcie_replays` likewise.
     """
 
@@ -63,6 +64,11 @@ class Gpu:
     ecc_errors: int | None = None
     pcie_replays: int | None = None
     lost: bool = False
+    defect: str = ""
+
+    @property
+    def usable(self) -> bool:
+        return not self.lost and not self.defect
 
 
 @dataclass(frozen=True, slots=True)

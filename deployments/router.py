@@ -18,8 +18,9 @@ from actors.fleet_status import FleetStatus
 from actors.naming import ActorAddress
 from actors.scheduler_client import SchedulerClient
 from cluster.config import ShoalConfig
-from cluster.errors import ModelNotFound, NotReady, SchedulerLost
+from cluster.errors import NotReady, SchedulerLost
 from cluster.explanations import Explanation, Forecast
+from cluster.isolation import Isolation
 from cluster.messages import Decision, ShardRef, Submission
 from cluster.stats import ClusterStats, ShardStats
 
@@ -35,7 +36,7 @@ class Router:
     def __init__(self, config: ShoalConfig, fleet: DeploymentHandle) -> None:
         context = serve.get_replica_context()
         self._name = context.replica_id.unique_id
-        self._models = frozenset(model.name for model in config.models)
+        self._isolation = Isolation(config.models)
         self._awake = frozenset(model.name for model in config.models if not model.may_sleep)
         self._namespace = context.app_name
         silence_s = config.scheduling.router_timeout_s * 2 / 3
@@ -45,10 +46,11 @@ class Router:
         self._fleet = fleet
 
     async def place(self, submission: Submission) -> Decision:
-        """The scheduler's decision, however long the request queues."""
-        if submission.model not in self._models:
-            raise ModelNotFound(f"no model {submission.model!r}")
-        return await self._scheduler.place(replace(submission, router=self._name))
+        """The scheduler's decision, however long the request queues.
+
+        Raises ModelNotFound for a model that is not there for the tenant.
+        """
+        return await self._scheduler.place(self._signed(submission))
 
     async def withdraw(self, request_id: str) -> None:
         """The request, or the lease it got, is no longer wanted."""
@@ -66,7 +68,11 @@ class Router:
 
     async def forecast(self, submission: Submission) -> Forecast:
         """What would become of it at this moment; nothing is changed by asking."""
-        return await self._scheduler.forecast(replace(submission, router=self._name))
+        return await self._scheduler.forecast(self._signed(submission))
+
+    def _signed(self, submission: Submission) -> Submission:
+        model = self._isolation.shards_for(submission.model, submission.tenant)
+        return replace(submission, router=self._name, model=model)
 
     async def _shard_stats(self, shard: ShardRef) -> ShardStats | None:
         try:

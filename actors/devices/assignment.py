@@ -23,7 +23,8 @@ def assigned_devices(assigned: Sequence[str], node: Node) -> tuple[Gpu | MigSlic
     """The devices of `node` that Ray means by the ids it `assigned` to an actor.
 
     An id is a UUID, the beginning of one, or the number that the driver gives a GPU. Raises
-    DeviceUnavailable where it means nothing, several things, a GPU in MIG mode or one that is lost.
+    DeviceUnavailable where it means nothing, several things, a GPU in MIG mode, or one that is lost
+    or out of order, or a slice of one.
     """
     return tuple(_device(one.strip(), node) for one in assigned)
 
@@ -45,7 +46,10 @@ def _device(one: str, node: Node) -> Gpu | MigSlice:
         there = ", ".join(device.uuid for device in devices) or "none"
         many = "several devices" if found else "no device"
         raise DeviceUnavailable(f"{one!r} is {many} of {node.name}; there are: {there}")
-    return _whole(found[0]) if isinstance(found[0], Gpu) else found[0]
+    if isinstance(found[0], Gpu):
+        return _whole(found[0])
+    _check_usable(node.parent(found[0].uuid))
+    return found[0]
 
 
 def _numbered(number: int, node: Node) -> Gpu:
@@ -59,9 +63,14 @@ def _numbered(number: int, node: Node) -> Gpu:
     return gpu
 
 
+def _check_usable(gpu: Gpu | None) -> None:
+    if gpu is not None and not gpu.usable:
+        what = "lost" if gpu.lost else f"out of order ({gpu.defect})"
+        raise DeviceUnavailable(f"{gpu.uuid} is {what}: it has to be reset, or replaced")
+
+
 def _whole(gpu: Gpu) -> Gpu:
-    if gpu.lost:
-        raise DeviceUnavailable(f"{gpu.uuid} is lost: it has to be reset, or replaced")
+    _check_usable(gpu)
     if gpu.mig_enabled:
         cuts = ", ".join(cut.uuid for cut in gpu.slices) or "none"
         raise DeviceUnavailable(

@@ -14,6 +14,7 @@ from actors.devices.discovery import discover, read_machine
 from actors.devices.probe import copy_and_compute
 from cluster.binding import Binding, BindingStep, MemoryPolicy
 from cluster.cores import fair_count, home_of, numa_of, orders
+from cluster.errors import DeviceUnavailable
 from cluster.topology import Node
 
 logger = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ class Berth:
     ) -> None:
         self._mode = mode
         self._node = node
-        self._devices = tuple(devices)
+        self.devices = tuple(devices)
         self._claims = claims
         self._kernel = kernel or Linux()
         self._refused = False
@@ -50,7 +51,7 @@ class Berth:
         """
         if self._mode == "off" or self._refused:
             return threads
-        count = fair_count(self._node, threads, self._devices)
+        count = fair_count(self._node, threads, self.devices)
         if len(self._claims.cpus) != count:
             try:
                 self._claim(count)
@@ -60,7 +61,7 @@ class Berth:
 
     @property
     def _home(self) -> int | None:
-        return home_of(self._node, self._devices)
+        return home_of(self._node, self.devices)
 
     def _claim(self, count: int) -> None:
         before = self._claims.cpus
@@ -73,7 +74,7 @@ class Berth:
     def _bind(self, cpus: tuple[int, ...]) -> None:
         numa = numa_of(self._node, cpus)
         # With a device, the large things are there; without, the KV pool is in this memory.
-        strict = bool(self._devices) or len(self._node.numa) == 1
+        strict = bool(self.devices) or len(self._node.numa) == 1
         # Only while nothing else runs here does the probe tell anything.
         first, self._fresh = self._fresh, False
         if first and self._mode == "measured":
@@ -90,14 +91,20 @@ class Berth:
         return Binding(tuple(sorted(self._kernel.cpus())), None, MemoryPolicy.ANY, (step,))
 
 
-def assigned_berth(mode: Mode, assigned: Sequence[str], scope: str) -> Berth:
-    """The berth of a process to which Ray assigned these GPU ids; CUDA is told of them by UUID.
+def assigned_berth(
+    mode: Mode, assigned: Sequence[str], scope: str, given: Sequence[str] = ()
+) -> Berth:
+    """The berth of a process to which Ray assigned these GPU ids, or to which the fleet has `given`
+    slices, whatever Ray says; CUDA is told of them by UUID.
 
     To be made before CUDA is. Without a driver that could tell which GPUs are meant, Ray's own
     word to CUDA stands. Raises DeviceUnavailable for ids that mean no device that can be had.
     """
-    node = discover() if assigned else read_machine()
-    devices = assigned_devices(assigned, node) if node.driver else ()
-    if devices or not assigned:
+    ids = given or assigned
+    node = discover() if ids else read_machine()
+    if given and not node.driver:
+        raise DeviceUnavailable(f"{', '.join(given)} cannot be had: no driver answers here")
+    devices = assigned_devices(ids, node) if node.driver else ()
+    if devices or not ids:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible(devices)
     return Berth(mode, node, [device.uuid for device in devices], CpuClaims(scope))

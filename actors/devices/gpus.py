@@ -9,6 +9,7 @@ from typing import Any
 
 import pynvml
 
+from actors.devices.health import defect_of, ecc_errors_of
 from actors.devices.nvml import Reader
 from actors.devices.slices import read_profiles, read_slices
 from actors.devices.sysfs import Sysfs
@@ -83,13 +84,8 @@ def _facts(uuid: str, handle: Any, sysfs: Sysfs, reader: Reader) -> Gpu:
         mig_enabled=mig,
         slices=read_slices(handle, total, reader) if mig else (),
         profiles=read_profiles(handle, total, reader) if mig else (),
-        ecc_errors=ask(
-            "ECC errors",
-            pynvml.nvmlDeviceGetTotalEccErrors,
-            handle,
-            pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
-            pynvml.NVML_VOLATILE_ECC,
-        ),
+        defect=defect_of(handle, reader),
+        ecc_errors=ecc_errors_of(handle, reader),
         pcie_replays=ask("PCIe replays", pynvml.nvmlDeviceGetPcieReplayCounter, handle),
     )
 

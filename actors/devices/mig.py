@@ -10,6 +10,7 @@ from typing import Any
 import pynvml
 
 from actors.devices.layout import Instance, Layout, become, living_instances, read_layout
+from actors.devices.layout_book import LayoutBook
 from actors.devices.nvml import FAILURES, Reader, driver, in_words
 from actors.devices.slices import possible_spans, profile_infos, profile_name
 from cluster.errors import DeviceUnavailable
@@ -33,14 +34,16 @@ _ADVICE = {
 
 
 class MigManager:
-    """The one hand that cuts this node's GPUs. It remembers how it found each.
+    """The one hand that cuts this node's GPUs. It remembers how it found each, in a `book` too if
+    it has one, from which its successor goes on.
 
     It never touches a GPU on which a process runs that is not one of ours, nor one of which it
     cannot tell. A cut that fails is undone.
     """
 
-    def __init__(self) -> None:
-        self._found: dict[str, Layout] = {}
+    def __init__(self, book: LayoutBook | None = None) -> None:
+        self._book = book
+        self._found = book.pages() if book else {}
 
     def recut(self, recut: Recut, own_pids: Collection[int]) -> None:
         """Give up and create slices of one GPU, as planned.
@@ -51,7 +54,7 @@ class MigManager:
         with _session(recut.gpu, own_pids) as gpu:
             before = read_layout(gpu)
             target = _planned(gpu, recut)
-            self._found.setdefault(recut.gpu, before)
+            self._remember(recut.gpu, before)
             _become(gpu, recut.gpu, before, target)
 
     def restore(self, own_pids: Collection[int]) -> tuple[str, ...]:
@@ -64,11 +67,30 @@ class MigManager:
             try:
                 with _session(uuid, own_pids) as gpu:
                     _become(gpu, uuid, read_layout(gpu), found)
-                del self._found[uuid]
+                self._forget(uuid)
             except DeviceUnavailable as error:
                 logger.warning("the MIG layout is not restored: %s", error.message)
                 problems.append(error.message)
         return tuple(problems)
+
+    def _remember(self, uuid: str, layout: Layout) -> None:
+        """As it was first found. Raises DeviceUnavailable where that cannot be written down."""
+        if uuid in self._found:
+            return
+        try:
+            if self._book is not None:
+                self._book.enter(uuid, layout)
+        except OSError as error:
+            raise DeviceUnavailable(
+                f"{uuid} is left alone: its layout could not be put back after a crash, since"
+                f" {error.filename} cannot be written ({error.strerror})"
+            ) from error
+        self._found[uuid] = layout
+
+    def _forget(self, uuid: str) -> None:
+        del self._found[uuid]
+        if self._book is not None:
+            self._book.strike(uuid)
 
 
 @contextmanager

@@ -32,7 +32,7 @@ def lines(node: Node) -> Iterator[str]:
 
 def labels(node: Node) -> dict[str, str]:
     """Ray node labels to place shards by: the make of the GPUs, their memory, their cuts."""
-    whole = [gpu for gpu in node.gpus if not gpu.mig_enabled and not gpu.lost]
+    whole = [gpu for gpu in node.gpus if not gpu.mig_enabled and gpu.usable]
     cuts = {cut.profile for gpu in node.gpus for cut in gpu.slices}
     island = max((len(group) for group in node.groups(Closeness.NVLINK)), default=0)
     found = {
@@ -59,7 +59,7 @@ def _gpu(gpu: Gpu) -> str:
     capability = ".".join(map(str, gpu.compute_capability or ())) or "?"
     health = f"ECC errors {_known(gpu.ecc_errors)}, PCIe replays {_known(gpu.pcie_replays)}"
     mode = " MIG," if gpu.mig_enabled else ""
-    lost = " LOST," if gpu.lost else ""
+    lost = " LOST," if gpu.lost else f" {gpu.defect.upper()}," if gpu.defect else ""
     return (
         f"GPU {gpu.index}: {gpu.name}, {gpu.memory_bytes / GIB:.1f} GiB, sm {capability},"
         f"{mode}{lost} {gpu.pci or 'PCI ?'}, NUMA {_known(gpu.numa_node)}, {health}, {gpu.uuid}"

@@ -126,7 +126,7 @@ def build_batch(plan: StepPlan, cache: KVCache) -> StepBatch:
     return lay_out(layout, cache, order)
 
 
-def lay_out(layout: Layout, cache: KVCache, order: Sequence[int] = ()) -> StepBatch:
+def lay_out(layout: Layout, cache: KVCache, order: Sequence[int]) -> StepBatch:
     """The row of `layout` over the pages of `cache`; `order[i]` is the number, in the plan, of the
     layout's chunk `i`."""
     starts, counts, sizes = layout.starts, layout.counts, layout.sizes
@@ -141,7 +141,7 @@ def lay_out(layout: Layout, cache: KVCache, order: Sequence[int] = ()) -> StepBa
         positions=_on_device(paths.positions, cache)[None],
         slots=_on_device(_slots(paths, cache.block_size), cache),
         layout=layout,
-        first_row=dict(zip(order, rows.tolist(), strict=False)),
+        first_row=dict(zip(order, rows.tolist(), strict=True)),
         number=torch.tensor([number]),
         paths=paths,
         alone=alone,

@@ -32,6 +32,9 @@ UNLIMITED = timedelta(days=1000)
 ENVELOPE = 2048
 """Numbers that every order sends; only one that holds more takes a second message."""
 
+HUNG_UP = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+"""How gloo says that a peer's process has ended, in a plain RuntimeError."""
+
 
 class Gang:
     """One rank's view of its gang, from the moment that all are there. There is one a process."""
@@ -41,8 +44,7 @@ class Gang:
         self.rank = seat.rank
         self.ranks = seat.ranks
         loopback = "lo0" if sys.platform == "darwin" else "lo"
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)
+        os.environ |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
         self._envelope = torch.zeros(ENVELOPE, dtype=torch.int64)
         with _as_lost():
             dist.init_process_group(
@@ -122,10 +124,10 @@ def _store(seat: Seat, listener: socket | None) -> Any:
 
 @contextmanager
 def _as_lost() -> Iterator[None]:
-    """A collective that fails has lost a rank, unless the fault is this rank's own device's."""
+    """That a rank is lost is told from every other fault, for which a request may be to blame."""
     try:
         yield
-    except (torch.OutOfMemoryError, torch.AcceleratorError):
-        raise
     except RuntimeError as error:
-        raise ShardLost("another rank of the shard is lost") from error
+        if isinstance(error, dist.DistError) or any(words in str(error) for words in HUNG_UP):
+            raise ShardLost("another rank of the shard is lost") from error
+        raise

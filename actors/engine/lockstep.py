@@ -44,7 +44,7 @@ def follow(
         use_threads(threads())
         layout = Layout(*numbers)
         cache.copy_pages(_copies(layout))
-        batch = lay_out(layout, cache)
+        batch = lay_out(layout, cache, range(len(layout.counts)))
         rows = torch.from_numpy(kept).to(cache.device)
         forward(batch.tokens, batch.positions, rows, batch.number)
 

@@ -6,14 +6,17 @@ layers are loaded twice, split over the ranks and whole on rank 0, and must give
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+import re
+from collections import defaultdict
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.distributed import DistributedConfig
 from transformers.utils import logging
 
@@ -26,6 +29,9 @@ from actors.engine.split import check_plan, compute_split
 FEWEST = 2
 """Layers that are tried: so many, and more until there is one of each kind."""
 
+LAYER = re.compile(r"\.(\d+)(?:\.(.*))?$")
+"""In a module's name: the number of its layer, which is the first in it, and what follows."""
+
 
 def load_part(folder: Path, dtype: str, device: torch.device, gang: Gang) -> PreTrainedModel:
     """As `load_model`, this rank's part of the model; all ranks load at once.
@@ -37,7 +43,10 @@ def load_part(folder: Path, dtype: str, device: torch.device, gang: Gang) -> Pre
     config = read_config(folder)
     precision = resolve_dtype(dtype, config, device)
     check_plan(config, gang.ranks)
-    _prove(folder, _first_layers(config), precision, device, gang)
+    _prove(folder, first_layers(config), precision, device, gang)
+    gc.collect()  # some modules hold themselves in a cycle, and the pool is sized by what is free
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
     return _part(folder, config, precision, gang)
 
 
@@ -48,6 +57,8 @@ def _prove(
         part = _part(folder, config, precision, gang)
         try:
             split = own_logits(part)
+        except torch.OutOfMemoryError:
+            raise
         except (RuntimeError, TypeError, ValueError) as error:
             refuse(part, f"split over ranks, its forward pass fails: {error}")
         if gang.rank == 0:
@@ -62,18 +73,38 @@ def _part(folder: Path, config: Any, precision: torch.dtype, gang: Gang) -> PreT
     return model
 
 
-def _first_layers(config: Any) -> Any:
+def first_layers(config: Any) -> Any:
     """The configuration of a model of the first layers alone."""
     first = deepcopy(config)
     text = first.get_text_config()
-    kinds = getattr(text, "layer_types", None)
-    if kinds is None:
-        text.num_hidden_layers = min(FEWEST, text.num_hidden_layers)
-    else:
-        count = max(FEWEST, *(kinds.index(kind) + 1 for kind in set(kinds)))
-        text.layer_types = kinds[:count]
-        text.num_hidden_layers = len(text.layer_types)
+    kinds = _kinds(config)
+    count = min(max(FEWEST, *(kinds.index(kind) + 1 for kind in kinds)), len(kinds))
+    for name in _by_layer(text):
+        setattr(text, name, getattr(text, name)[:count])
+    text.num_hidden_layers = count
     return first
+
+
+def _kinds(config: Any) -> list[Hashable]:
+    """Of each layer what sets it apart: its modules, on which the plan's rules depend (a family may
+    begin with dense layers and go on with experts), and what the configuration says of it alone."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    modules: defaultdict[int, set[Hashable]] = defaultdict(set)
+    for name, module in model.named_modules():
+        if inside := LAYER.search(name):
+            modules[int(inside[1])].add((inside[2], type(module)))
+    text = config.get_text_config()
+    lists = [getattr(text, name) for name in _by_layer(text)]
+    layers = range(text.num_hidden_layers)
+    return [(frozenset(modules[i]), repr([each[i] for each in lists])) for i in layers]
+
+
+def _by_layer(text: Any) -> list[str]:
+    """The entries of a configuration that are lists with an item for each layer."""
+    count = text.num_hidden_layers
+    lists = {name: value for name, value in vars(text).items() if isinstance(value, list)}
+    return [name for name, value in lists.items() if len(value) == count]
 
 
 @contextmanager

@@ -1,9 +1,9 @@
 """A model split over the ranks of a gang, by the plan that transformers has for its family.
 
 transformers cuts the weights, so that each rank reads its own part of the files alone. Computing is
-ours: its hooks go through DTensor, whose dispatch costs more than a small product, and all that a
-plan asks of a step is one of the few exchanges in `EXCHANGES`. A plan with any other rule is
-refused by name, as is one that splits no attention.
+ours: its hooks go through DTensor, whose dispatch is a tenth of a small step, and all that a plan
+asks of a step is one of the few exchanges in `EXCHANGES`. A plan with any other rule is refused by
+name, as is one that splits no attention.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ class Blow:
 class Report:
     """`moved`: the answers of streams that went on at another shard. Times are in seconds.
 
-    `mended` is what audits put right while things broke, `mended_after` what they still found
-    once all was repaired.
+    `broken` are the faults that were never repaired. `mended` is what audits put right while things
+    broke, `mended_after` what they still found once all was repaired.
     """
 
     verdicts: Counter[str] = field(default_factory=Counter)
@@ -33,6 +33,7 @@ class Report:
     streams: list[Answer] = field(default_factory=list)
     moved: list[Answer] = field(default_factory=list)
     recoveries_s: list[float] = field(default_factory=list)
+    broken: int = 0
     leaked_pages: int = 0
     leaked_leases: int = 0
     mended: Counter[str] = field(default_factory=Counter)
@@ -45,7 +46,8 @@ class Report:
     @property
     def is_clean(self) -> bool:
         wrong = self.verdicts.total() - self.verdicts["right"]
-        left = self.leaked_pages or self.leaked_leases or self.mended_after.total()
+        leaked = self.leaked_pages or self.leaked_leases
+        left = leaked or self.broken or self.mended_after.total()
         return not (wrong or left)
 
     def lines(self) -> list[str]:
@@ -55,7 +57,7 @@ class Report:
             *(f"{kind} {self.verdicts[kind]}" for kind in ("lost", "repeated", "wrong")),
             f"silence of the {len(self.moved)} streams that moved: {_spread(self._moved_pauses())}",
             *(f"pause of any stream over a {k}: {_spread(p)}" for k, p in self._pauses().items()),
-            f"whole again after: {_spread(self.recoveries_s)}",
+            f"whole again after: {_spread(self.recoveries_s)}; never: {self.broken}",
             f"pages leaked {self.leaked_pages}, leases leaked {self.leaked_leases}",
             f"mended while things broke: {_counted(self.mended)}",
             f"mended after all was repaired: {_counted(self.mended_after)}",

@@ -12,19 +12,27 @@ from random import Random
 import httpx
 import psutil
 
+from actors.tasks import cancel_all
 from benchmarks.chaos.faults import Fault, Victim, draw, find
 from benchmarks.chaos.report import Blow, Report
 from benchmarks.mixture import Answer, Ask, Failed, answer, verdict
 from tests.actors.living import until
 from tests.system.application import Application
 
-RECOVERY_S = 300.0
-"""A fault after which the whole is not there again for so long ends the run."""
+RECOVERY_S = 180.0
+"""So long after the last answer all has to be there again; faults overlap before that."""
+
+VICTIM_S = 120.0
+"""One that can be struck is there within that time."""
 
 SETTLED_S = 60.0
 PATIENCE_S = 600.0
 """Of the client: longer than the system's own."""
 
+LOOK_S = 0.5
+"""Between two looks at whether all is there again, which cost what the requests need as well."""
+
+LOOK_TIMEOUT_S = 30.0
 LOOKS = 3
 """A difference is mended at the second look at which it is there."""
 
@@ -52,11 +60,12 @@ class Chaos:
             due = await self._undisturbed(http, wanted)
             numbers = iter(range(requests))
             workers = [self._work(http, wanted, due, numbers) for _ in range(at_once)]
-            faults = asyncio.create_task(self._strike_all(draw(kills, self._chance), requests))
+            drawn = draw(kills, self._chance)
+            faults = asyncio.create_task(self._strike_all(http, drawn, requests))
             await asyncio.gather(*workers)
             faults.cancel()
             await asyncio.gather(faults, return_exceptions=True)
-            await asyncio.gather(*self._repairs)
+            self.report.broken = await self._still_broken()
         await self._close_the_books()
         return self.report
 
@@ -103,7 +112,9 @@ class Chaos:
             if again.status_code == httpx.codes.OK:
                 self.report.moved.append(given)
 
-    async def _strike_all(self, faults: list[Fault], requests: int) -> None:
+    async def _strike_all(
+        self, http: httpx.AsyncClient, faults: list[Fault], requests: int
+    ) -> None:
         """Each when its share of the requests is answered: while nothing goes on, nobody dies."""
         for number, fault in enumerate(faults):
             while self._done < requests * (number + 0.5) / len(faults):
@@ -112,7 +123,7 @@ class Chaos:
             victim = await self._victim(fault)
             self.report.blows.append(Blow(fault, time.monotonic()))
             print(f"{self._done} answered: {fault.name}", file=sys.stderr, flush=True)
-            self._repairs.append(asyncio.create_task(self._strike(fault, victim)))
+            self._repairs.append(asyncio.create_task(self._strike(http, fault, victim)))
 
     async def _victim(self, fault: Fault) -> Victim:
         """Wait for one that lives, since it may be away already."""
@@ -123,24 +134,33 @@ class Chaos:
             found.extend([one] if one is not None else [])
             return bool(found)
 
-        await until(exists, within_s=RECOVERY_S)
+        await until(exists, within_s=VICTIM_S)
         return found[0]
 
-    async def _strike(self, fault: Fault, victim: Victim) -> None:
+    async def _strike(self, http: httpx.AsyncClient, fault: Fault, victim: Victim) -> None:
         """And wait until a Router tells of a scheduler and of every shard."""
         began = time.monotonic()
         with contextlib.suppress(psutil.NoSuchProcess):  # it ended by itself, or was ended
             await fault.strike(victim, self._chance)
-        await until(self._is_whole, within_s=RECOVERY_S)
+        while not await self._is_whole(http):  # noqa: ASYNC110 - it is another process that is
+            await asyncio.sleep(LOOK_S)
         self.report.recoveries_s.append(time.monotonic() - began)
 
-    async def _is_whole(self) -> bool:
+    async def _still_broken(self) -> int:
+        """The faults that were not repaired in time."""
+        if not self._repairs:
+            return 0
+        done, late = await asyncio.wait(self._repairs, timeout=RECOVERY_S)
+        await cancel_all(*late)
+        for repair in done:
+            repair.result()
+        return len(late)
+
+    async def _is_whole(self, http: httpx.AsyncClient) -> bool:
         try:
-            async with self._application.http() as http:
-                told = await http.get("/admin/stats")
+            told = await http.get("/admin/stats", timeout=LOOK_TIMEOUT_S)
         except httpx.HTTPError:
             return False
-        await asyncio.sleep(0.1)
         return told.status_code == httpx.codes.OK and len(told.json()["shards"]) == self._shards
 
     async def _close_the_books(self) -> None:

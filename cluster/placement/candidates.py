@@ -144,12 +144,12 @@ class Candidates:
 
 
 def _gpus(node: Node) -> Iterator[tuple[str, Gpu]]:
-    return ((gpu.uuid, gpu) for gpu in node.gpus if not gpu.lost and not gpu.mig_enabled)
+    return ((gpu.uuid, gpu) for gpu in node.gpus if gpu.usable and not gpu.mig_enabled)
 
 
 def _cuts(wish: Wish, node: Node) -> Iterator[tuple[str, Gpu]]:
     for gpu in node.gpus:
-        if gpu.mig_enabled and not gpu.lost:
+        if gpu.mig_enabled and gpu.usable:
             for cut in gpu.slices:
                 if wish.profile in (None, cut.profile):
                     yield cut.uuid, gpu

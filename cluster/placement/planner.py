@@ -47,12 +47,19 @@ def plan(
     return _Planner(topology).plan(wishes, tuple(current), manage_mig)
 
 
-def place(wish: Wish, index: int, topology: Topology, current: Iterable[Placement] = ()) -> Plan:
+def place(
+    wish: Wish,
+    index: int,
+    topology: Topology,
+    current: Iterable[Placement] = (),
+    manage_mig: bool = False,
+) -> Plan:
     """A place for one shard more, beside those of `current`, who all stay where they are.
 
-    Those that are on no node of the topology are not looked at.
+    Those that are on no node of the topology are not looked at. With `manage_mig`, a slice that is
+    missing is asked for as a recut of idle ones.
     """
-    return _Planner(topology).place(wish, index, current)
+    return _Planner(topology).place(wish, index, current, manage_mig)
 
 
 class _Planner:
@@ -81,16 +88,18 @@ class _Planner:
             lines=tuple(self._lines),
         )
 
-    def place(self, wish: Wish, index: int, current: Iterable[Placement]) -> Plan:
+    def place(self, wish: Wish, index: int, current: Iterable[Placement], manage_mig: bool) -> Plan:
         for one in current:
             if self._topology.node(one.node) is not None:
                 # Two on one device is a plan that reality has overtaken: one of them sits there.
                 with contextlib.suppress(IllegalTransition):
                     self._seats.take(one)
         self._seat(wish, index)
+        recuts = self._recuts() if manage_mig else ()
         return Plan(
             placements=tuple(self._placements.values()),
             missing=tuple(missing for _, missing in self._missing),
+            recuts=recuts,
             lines=tuple(self._lines),
         )
 
@@ -157,25 +166,37 @@ class _Planner:
         self._placements[(*placement.owner, placement.index)] = placement
 
     def _recuts(self) -> tuple[Recut, ...]:
-        """For the shards that miss a slice of a profile: GPU by GPU, as many as each can give."""
-        waiting = [(w, m) for w, m in self._missing if w.profile and contradiction(w) is None]
-        recuts = []
-        for node in self._topology.nodes:
-            for gpu in node.gpus:
-                if gpu.mig_enabled and not gpu.lost and waiting:
-                    recut = self._recut(node, gpu, waiting)
-                    if recut is not None:
-                        recuts.append(recut)
-        return tuple(recuts)
+        """For the shards that miss a slice of a profile: GPU by GPU, as many as each can give.
 
-    def _recut(self, node: Node, gpu: Gpu, waiting: list[tuple[Wish, Missing]]) -> Recut | None:
-        """Serves whom it can of those waiting, who then wait no more."""
+        First of those with free room, then of those where an idle slice has to go.
+        """
+        waiting = [(w, m) for w, m in self._missing if w.profile and contradiction(w) is None]
+        cuttable = [
+            (node, gpu)
+            for node in self._topology.nodes
+            for gpu in node.gpus
+            if gpu.mig_enabled and gpu.usable
+        ]
+        recuts: dict[str, Recut] = {}
+        for sparing in (True, False):
+            for node, gpu in cuttable:
+                if waiting and gpu.uuid not in recuts:
+                    recut = self._recut(node, gpu, waiting, sparing)
+                    if recut is not None:
+                        recuts[gpu.uuid] = recut
+        return tuple(recuts.values())
+
+    def _recut(
+        self, node: Node, gpu: Gpu, waiting: list[tuple[Wish, Missing]], sparing: bool
+    ) -> Recut | None:
+        """Serves whom it can of those waiting, who then wait no more; `sparing` every slice."""
         in_use = frozenset(cut.uuid for cut in gpu.slices if self._seats.is_taken(cut.uuid))
         served: list[tuple[Wish, Missing]] = []
         cuts = None
         for one in waiting:
             more = carve(gpu, [wish.profile or "" for wish, _ in [*served, one]], in_use)
-            if more is not None and _large_enough(gpu, one[0]):
+            fits = more is not None and not (sparing and more[0])
+            if fits and _large_enough(gpu, one[0]):
                 served, cuts = [*served, one], more
         if cuts is None:
             return None

@@ -110,7 +110,7 @@ def _may_share(one: Placement, model: str, tenant: str | None, shards_per_device
 def _memory_of_devices(topology: Topology) -> dict[str, int]:
     """Of every device that a shard can sit on: whole GPUs, or the slices of those that are cut."""
     memory: dict[str, int] = {}
-    for gpu in (gpu for node in topology.nodes for gpu in node.gpus if not gpu.lost):
+    for gpu in (gpu for node in topology.nodes for gpu in node.gpus if gpu.usable):
         if gpu.mig_enabled:
             memory.update({cut.uuid: cut.memory_bytes for cut in gpu.slices})
         else:

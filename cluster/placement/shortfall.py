@@ -67,8 +67,8 @@ def _no_slice(wish: Wish, topology: Topology) -> str:
 
 def _no_gpus(wish: Wish, topology: Topology, candidates: Candidates) -> str:
     whole = [gpu for gpu in _living(topology) if not gpu.mig_enabled]
-    lost = [gpu.uuid for node in topology.nodes for gpu in node.gpus if gpu.lost]
-    aside = f" ({', '.join(lost)} lost)" if lost else ""
+    lost = [gpu.uuid for node in topology.nodes for gpu in node.gpus if not gpu.usable]
+    aside = f" ({', '.join(lost)} out of order)" if lost else ""
     if not whole:
         cut = any(True for _ in _living(topology))
         return f"no whole GPU{', all are in MIG mode' if cut else ''}{aside}: add a node with GPUs"
@@ -94,4 +94,4 @@ def _too_small(wish: Wish, shares: list[int], what: str) -> str | None:
 
 
 def _living(topology: Topology) -> list[Gpu]:
-    return [gpu for node in topology.nodes for gpu in node.gpus if not gpu.lost]
+    return [gpu for node in topology.nodes for gpu in node.gpus if gpu.usable]

@@ -19,6 +19,7 @@ from actors.creation import create_shard
 from actors.fleet import Fleet
 from actors.fleet_status import MemberStatus
 from actors.fleet_timing import FleetTiming, timing_of
+from actors.identity import Identity
 from actors.lifecycle import Backoff, State
 from actors.lives import Patience
 from actors.shard_spec import ShardSpec
@@ -327,26 +328,60 @@ async def test_a_shard_that_is_too_busy_to_say_what_it_is_is_not_given_up(folder
     await sea.fleet.stop()
 
 
-async def test_a_name_that_another_owner_has_taken_is_taken_back(folder: Path) -> None:
-    sea = Sea("overlap-tests", tiny_model(folder))
+async def test_an_outdated_shard_that_was_too_busy_to_say_so_serves_until_it_is_replaced(
+    folder: Path,
+) -> None:
+    brief = replace(QUICK, patience=replace(QUICK.patience, ping_s=1.0, load_ping_s=60.0))
+    sea = Sea("mute-outdated-tests", tiny_model(folder), timing=brief)
     await until(lambda: sea.knows(1))
+    (before,), pid = await sea.shards(), await pid_of(sea.actor("tiny/shard-0"))
+    channels = Channels(sea.namespace, "door")
+    stream = channels.open(assignment(before, max_tokens=1500))
+    await anext(stream)
+    await sea.fleet.let_go()
+    os.kill(pid, signal.SIGSTOP)
+    sea.begin(tiny_model(folder, batching=BatchingConfig(max_num_seqs=32)))
+
+    async def found_mute() -> bool:
+        return "tiny/shard-0" in [one.name for one in sea.fleet.status().members]
+
+    await until(found_mute)
+    os.kill(pid, signal.SIGCONT)
+    assert len([token async for delta in stream for token in delta.tokens]) == 1499
+    await channels.close()
+
+    async def replaced() -> bool:
+        return await sea.knows(1) and await sea.shards() != (before,)
+
+    await until(replaced)
+    await sea.fleet.stop()
+
+
+@pytest.mark.parametrize("up_to_date", [True, False])
+async def test_a_shard_of_another_owner_that_bears_a_name_is_taken_over_if_it_is_up_to_date(
+    folder: Path, up_to_date: bool
+) -> None:
+    sea = Sea(f"overlap-tests-{up_to_date}", tiny_model(folder))
+    await until(lambda: sea.knows(1))
+    identity: Identity = await sea.actor("tiny/shard-0").identity.remote()
     spec = ShardSpec(
         ShardRef("tiny/shard-1", "tiny", "tiny/shard-1", "of another"),
         tiny_model(folder),
         sea.namespace,
         threads=1,
         timing=TIMING,
+        stamp=identity.stamp if up_to_date else "",
         tether_s=600.0,
     )
     stranger = create_shard(spec, cpus=0)
     await stranger.handle.load.remote()
     sea.fleet.scale({"tiny": 2})
 
-    async def replaced() -> bool:
-        refs = await sea.shards()
-        return await sea.knows(2) and all(ref.incarnation != "of another" for ref in refs)
+    async def serves() -> bool:
+        others = [ref.incarnation == "of another" for ref in await sea.shards()]
+        return await sea.knows(2) and any(others) is up_to_date
 
-    await until(replaced)
+    await until(serves)
     await sea.fleet.stop()
 
 

@@ -20,7 +20,7 @@ from actors.creation import create_shard, new_incarnation
 from actors.identity import Identity
 from actors.outbox import Delta
 from actors.shard_spec import ShardSpec
-from cluster.errors import Displaced, ShardLost, UnsupportedModel
+from cluster.errors import Displaced, ShardLost, StepFailed, UnsupportedModel
 from cluster.messages import DeltaBatch, RequestFailed, ShardRef, TokenDelta
 from tests.actors.living import (
     PROMPT,
@@ -81,6 +81,16 @@ async def end(shard: Any) -> None:
     await until(lambda: has_gone(follower))
 
 
+def break_forward(_rank: Any) -> None:
+    """Make this rank's next step raise what a broken device would."""
+    from actors.engine import lockstep
+
+    def burn(*_: Any) -> None:
+        raise RuntimeError("the device is on fire")
+
+    lockstep.lay_out = burn
+
+
 async def has_gone(pid: int) -> bool:
     return is_gone(pid)
 
@@ -130,6 +140,34 @@ async def test_in_the_middle_of_a_step_nobody_is_to_blame(shard: Any) -> None:
     last = (await read(shard))[-1]
     assert isinstance(last, RequestFailed)
     assert last.kind == Displaced.__name__
+
+
+async def test_the_fault_of_a_follower_is_blamed_on_who_is_in_the_step(shard: Any) -> None:
+    (handle,) = await shard.__ray_call__.remote(lambda shard: shard._followers._handles)
+    await handle.__ray_call__.remote(break_forward)
+    await assign(shard, max_tokens=8)
+    last = (await read(shard))[-1]
+    assert isinstance(last, RequestFailed)
+    assert last.kind == StepFailed.__name__
+
+
+async def test_a_drained_shard_has_let_its_followers_go(shard: Any) -> None:
+    follower = await follower_of(shard)
+    await shard.drain.remote()
+    await until(lambda: has_gone(follower))
+    await shard.ping.remote()
+    ray.kill(shard)
+
+
+async def test_followers_start_with_as_many_threads_as_the_shard_was_last_told(
+    folder: Path,
+) -> None:
+    shard = create_shard(spec_of(folder), cpus=0.0).handle
+    await shard.use_threads.remote(2)
+    await shard.load.remote()
+    (handle,) = await shard.__ray_call__.remote(lambda shard: shard._followers._handles)
+    assert await handle.__ray_call__.remote(lambda rank: rank._threads.wanted) == 2
+    await end(shard)
 
 
 async def test_the_fleet_replaces_a_shard_that_lost_a_rank(folder: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from actors.lifecycle import Event
 from actors.placing import Places
 from actors.sharing import Share
 from cluster.config import ModelConfig, ResourcesConfig
@@ -14,6 +16,10 @@ from tests.cluster.machines import recorded, renamed
 
 CPU = Share(cpus=1.0, gpus=0.0, threads=4)
 GPU = Share(cpus=1.0, gpus=1.0, threads=4)
+
+
+def untold(event: Event | None, message: str) -> None:
+    raise AssertionError(f"nobody waits here, yet: {message}")
 
 
 class Sites:
@@ -36,7 +42,7 @@ class Sites:
         return Topology(tuple(seen))
 
     async def find(self, index: int, share: Share = CPU) -> str | None:
-        return await self.places.find("m", index, share)
+        return (await self.places.find("m", index, share, untold)).node
 
     async def found(self, shards: int) -> list[str | None]:
         return [await self.find(index) for index in range(shards)]
@@ -132,6 +138,19 @@ async def test_who_has_begun_or_left_is_not_astray() -> None:
     assert await sites.places.astray() == []
 
 
+async def test_who_has_a_slice_of_a_node_is_there_or_astray_as_any_other() -> None:
+    sites = Sites("a", mig_profile="7g.40gb")
+    sites.machine = recorded("mig-a100")
+    site = await sites.places.find("m", 0, CPU, untold)
+    sites.nodes.clear()
+
+    assert sites.places.on(frozenset({"a"})) == [("m", 0)]
+    assert await sites.places.astray() == [("m", 0)]
+    sites.places.note("m", 0, "a", site.devices)
+    assert sites.places.on(frozenset({"a"})) == [("m", 0)]
+    assert await sites.places.astray() == []
+
+
 async def test_a_node_that_is_to_go_gets_no_shard() -> None:
     sites = Sites("a", "b", "c")
     sites.places.avoid(frozenset({"a"}))
@@ -145,6 +164,19 @@ async def test_a_place_is_free_again_when_its_shard_leaves() -> None:
     sites.places.leave("m", 1)
 
     assert await sites.find(1) == "b"
+
+
+async def test_a_node_whose_gpu_a_shard_left_is_looked_at_again_since_that_may_be_why() -> None:
+    sites = Sites("a", "b")
+    sites.machine = recorded("dgx-a100")
+    sites.nodes = {name: {"CPU": 8.0, "GPU": 8.0} for name in sites.nodes}
+    assert await sites.find(0, GPU) == "a"
+    sites.places.leave("m", 0)
+    sick = tuple(replace(gpu, defect="a bad row") for gpu in sites.machine.gpus)
+    sites.machine = replace(sites.machine, gpus=sick)
+
+    assert await sites.find(0, GPU) == "b"
+    assert sites.surveyed == ["a", "b", "a"]
 
 
 @pytest.mark.parametrize(("memory_gib", "node"), [(30.0, "a"), (1000.0, None)])

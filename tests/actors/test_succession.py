@@ -114,6 +114,34 @@ def test_another_old_one_goes_only_once_the_place_of_the_last_was_taken() -> Non
     assert again(succession, 2, old(1), shard(2), other) == (stop(1),)
 
 
+def test_a_new_one_that_is_outdated_too_is_replaced_once_another_has_taken_the_first_place() -> (
+    None
+):
+    succession = Succession(surge=1)
+    waiting = shard(2, State.PENDING, cramped=True)
+    assert again(succession, 2, old(0), shard(1), waiting) == (stop(0),)
+    assert stop(1) not in again(succession, 2, old(1), waiting)
+    other = shard(0, State.PENDING, cramped=True)
+    assert again(succession, 2, old(1), shard(2), other) == (stop(1),)
+
+
+def test_another_new_one_by_the_name_of_one_that_went_has_come_to_stand_since() -> None:
+    succession = Succession(surge=1)
+    waiting = shard(2, State.PENDING, cramped=True)
+    assert again(succession, 2, old(0), shard(1), waiting) == (stop(0),)
+    assert again(succession, 2, old(3), waiting) == (create(0),)
+    assert again(succession, 2, old(3), shard(1), waiting) == (stop(3),)
+
+
+def test_a_new_one_that_is_lost_and_comes_back_ends_no_further_old_one() -> None:
+    succession = Succession(surge=1)
+    waiting = shard(3, State.PENDING, cramped=True)
+    assert again(succession, 3, old(0), old(1), shard(2), waiting) == (stop(0),)
+    dead = shard(2, State.DEAD, retry_at=NOW + 1)
+    for one in (dead, shard(2)):
+        assert stop(1) not in again(succession, 3, old(1), one, waiting)
+
+
 def test_where_two_of_three_have_room_both_are_replaced_in_turn() -> None:
     succession = Succession(surge=1)
     waiting = [shard(index, State.PENDING, cramped=True) for index in (2, 3)]

@@ -39,6 +39,12 @@ def test_before_it_has_a_berth_it_only_remembers(claims: CpuClaims) -> None:
     assert threads.binding is not None
 
 
+def test_before_it_has_a_berth_others_may_ask_how_many_it_is_to_have() -> None:
+    threads = Threads(4)
+    threads.want(2)
+    assert (threads.wanted, threads.count) == (2, 4)
+
+
 def test_who_is_to_have_as_many_as_it_has_is_told_nothing(claims: CpuClaims) -> None:
     used: list[int] = []
     threads = Threads(2, used.append)

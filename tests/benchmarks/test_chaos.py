@@ -48,6 +48,7 @@ def test_pauses_are_those_around_a_fault_and_the_longest_of_who_moved() -> None:
         ({"verdicts": Counter(right=1, lost=1)}, False),
         ({"leaked_pages": 1}, False),
         ({"leaked_leases": 1}, False),
+        ({"broken": 1}, False),
         ({"mended_after": Counter(unheld=1)}, False),
     ],
 )

@@ -56,7 +56,11 @@ def test_a_configuration_is_frozen_in_every_part() -> None:
             "down_after_s, growth, max_shards",
         ),
         ({"modles": []}, "args.modles", "gateway, models, router, scheduling"),
-        ({"models": [{"dytpe": "auto"}]}, "args.models[0].dytpe", "dtype, load_timeout_s"),
+        (
+            {"models": [{"dytpe": "auto"}]},
+            "args.models[0].dytpe",
+            "dtype, instead_of, load_timeout_s",
+        ),
         (
             {"models": [{}, {"cache": {"pages": 3}}]},
             "args.models[1].cache.pages",
@@ -92,6 +96,11 @@ def test_an_unknown_field_is_refused_with_those_known_there(
             {"models": [{"tensor_parallel": 2, "deterministic": True}]},
             "args.models[0]",
             "deterministic needs tensor_parallel 1",
+        ),
+        (
+            {"models": [{"tensor_parallel": 2, "resources": {"mig_profile": "1g.5gb"}}]},
+            "args.models[0]",
+            "mig_profile needs tensor_parallel 1",
         ),
         (
             {"models": [{"tensor_parallel": 2, "resources": {"gpus": 1}}]},

@@ -32,6 +32,16 @@ def test_replicas_of_a_model_spread_over_nodes() -> None:
     assert sorted(nodes) == sorted([node.name for node in topology.nodes] * 2)
 
 
+def test_a_gpu_that_has_to_be_reset_gets_no_shard_until_it_is() -> None:
+    (node,) = cluster_of("pcie-4gpu").nodes
+    sick = replace(node.gpus[0], defect="a bad row of its memory waits for a reset")
+    topology = Topology((replace(node, gpus=(sick, *node.gpus[1:])),))
+    used = {device for one in places([Wish("m", 3)], topology) for device in one.devices}
+    assert used == {gpu.uuid for gpu in node.gpus[1:]}
+    assert f"({sick.uuid} out of order)" in plan([Wish("m", 4)], topology).missing[0].reason
+    assert len(places([Wish("m", 4)], Topology((node,)))) == 4
+
+
 def test_packed_replicas_fill_one_node_first() -> None:
     topology = cluster_of("dgx-a100", "dgx-a100")
     assert len({one.node for one in places([Wish("m", 8, arrange="pack")], topology)}) == 1
@@ -198,7 +208,7 @@ def test_a_lost_gpu_is_named_where_it_is_missed() -> None:
     lost = topology.nodes[0].gpus[0].uuid
     planned = plan([Wish("m", 4)], without_gpu(topology, lost))
     assert planned.missing[0].reason == (
-        f"all 3 GPUs are taken ({lost} lost): add GPUs or want fewer shards"
+        f"all 3 GPUs are taken ({lost} out of order): add GPUs or want fewer shards"
     )
 
 

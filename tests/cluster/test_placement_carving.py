@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.placement import NewSlice, Placement, Wish, plan
+from cluster.placement import NewSlice, Placement, Wish, place, plan
 from cluster.placement.carving import carve
 from cluster.topology import Gpu, Topology
 from tests.cluster.machines import cluster_of, recorded
@@ -96,6 +96,44 @@ def test_a_recut_spares_the_slices_of_living_shards() -> None:
     assert destroyed
     assert not destroyed & {device for one in busy for device in one.devices}
     assert placed(planned.placements, "m") == placed(busy, "m")
+
+
+def test_free_room_is_cut_before_an_idle_slice_is_given_up() -> None:
+    topology = cluster_of("mig-a100")
+    busy = plan([Wish("m", 2, profile="3g.20gb")], topology).placements
+    (recut,) = plan([Wish("m", 3, profile="3g.20gb")], topology, busy, manage_mig=True).recuts
+    assert recut.gpu == topology.nodes[0].gpus[3].uuid
+    assert (recut.destroy, recut.create) == ((), (NewSlice("3g.20gb", 4),))
+
+
+def test_one_shard_more_is_told_what_to_cut_for_it() -> None:
+    topology = cluster_of("mig-a100")
+    wish = Wish("m", 2, profile="7g.40gb")
+    first = place(wish, 0, topology).placements
+    assert place(wish, 1, topology, first).recuts == ()
+    (recut,) = place(wish, 1, topology, first, manage_mig=True).recuts
+    assert recut.create == (NewSlice("7g.40gb", 0),)
+    assert not {device for one in first for device in one.devices} & set(recut.destroy)
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(PROFILES), st.integers(1, 4)), max_size=4), st.booleans())
+def test_a_gpu_is_cut_once_in_a_plan_and_for_those_only_who_have_no_place(
+    wanted: list[tuple[str, int]], sick: bool
+) -> None:
+    topology = cluster_of("mig-a100", "mig-a100")
+    if sick:
+        node, other = topology.nodes
+        gpus = (replace(node.gpus[0], defect="a bad row"), *node.gpus[1:])
+        topology = Topology((replace(node, gpus=gpus), other))
+    wishes = [Wish(f"m{i}", n, profile=name) for i, (name, n) in enumerate(wanted)]
+    planned = plan(wishes, topology, manage_mig=True)
+    cut = [recut.gpu for recut in planned.recuts]
+    used = {device for one in planned.placements for device in one.devices}
+    assert len(set(cut)) == len(cut)
+    assert sum(len(recut.create) for recut in planned.recuts) <= len(planned.missing)
+    assert not used & {uuid for recut in planned.recuts for uuid in recut.destroy}
+    assert all(gpu.usable for node in topology.nodes for gpu in node.gpus if gpu.uuid in cut)
 
 
 def test_a_gang_over_slices_is_not_helped_by_cutting() -> None:

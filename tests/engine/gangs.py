@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import random
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +14,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -85,6 +87,37 @@ def _processes_of(
             process.join()
 
 
+def of_rank_0(work: Callable[[Gang], Any], interface: str = "lo") -> Any:
+    """What rank 0 gets, or the error that it raises, where both ranks do `work`; the environment
+    tells them to meet on that network interface."""
+    with _processes_of(partial(_work, work, interface), partial(_help, work, interface)) as ranks:
+        return ranks.words.recv()
+
+
+def _work(
+    work: Callable[[Gang], Any],
+    interface: str,
+    port: int,
+    listener: socket.socket,
+    words: Connection,
+) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = interface
+    gang = Gang(Seat(0, 2, port), CPU, listener)
+    try:
+        words.send(work(gang))
+    except RuntimeError as error:
+        words.send(error)
+    words.poll(None)  # until the test has heard it
+
+
+def _help(work: Callable[[Gang], Any], interface: str, port: int) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = interface
+    gang = Gang(Seat(1, 2, port), CPU)
+    with contextlib.suppress(RuntimeError):  # said by rank 0
+        work(gang)
+    Event().wait()  # until the test has heard rank 0
+
+
 def heard(orders: Sequence[Sequence[int]]) -> list[list[int]]:
     """The sizes of the parts that a follower hears of orders whose parts have such `sizes`.
 
@@ -107,10 +140,11 @@ def _order(
 
 def _hear(words: Connection, port: int) -> None:
     gang = Gang(Seat(1, 2, port), CPU)
-    while True:
-        parts = gang.hear()
-        assert all((part == np.arange(len(part))).all() for part in parts)
-        words.send([len(part) for part in parts])
+    with contextlib.suppress(ShardLost):  # when the test has heard all
+        while True:
+            parts = gang.hear()
+            assert all((part == np.arange(len(part))).all() for part in parts)
+            words.send([len(part) for part in parts])
 
 
 def _lead(

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
-from transformers import GPT2Config, LlamaConfig
+import torch
+from transformers import (
+    Gemma2Config,
+    GPT2Config,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3MoeConfig,
+)
 
-from actors.engine.gang import ENVELOPE
+from actors.engine.gang import ENVELOPE, Gang
+from actors.engine.parts import first_layers, load_part
 from actors.engine.split import check_plan
 from cluster.config import BatchingConfig, CacheConfig, ModelConfig
 from cluster.errors import ConfigError, ShardLost, UnsupportedModel
 from tests.engine.driving import random_prompt, request, tokens_of
-from tests.engine.families import SHAPE, greedy, latent_attention, make
-from tests.engine.gangs import Served, TwoRanks, heard, two_ranks
+from tests.engine.families import SHAPE, greedy, latent_attention, make, with_wide_weights
+from tests.engine.gangs import Served, TwoRanks, heard, of_rank_0, two_ranks
 
 SPLITTABLE = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "phi3", "olmo2", "mixtral")
 
@@ -89,10 +99,60 @@ def test_a_follower_does_not_outlive_the_leader(pair: TwoRanks) -> None:
     assert pair.follower.exitcode == 0
 
 
+def test_one_weight_for_looking_up_and_for_scoring_is_split_once(tmp_path: Path) -> None:
+    """Whether it is split rightly the engine finds out by itself, as it loads."""
+    config = LlamaConfig(**{**SHAPE, "tie_word_embeddings": True})
+    with_wide_weights(LlamaForCausalLM(config)).save_pretrained(tmp_path)
+    with two_ranks(tmp_path, MODEL) as ranks:
+        assert ranks.loaded() is None
+
+
 def test_an_order_of_any_size_arrives_whole() -> None:
     fits = ENVELOPE - 3
     orders = [[], [0], [7, 0, 5], [fits], [fits + 1], [3000, 0, 4000], [1]]
     assert heard(orders) == orders
+
+
+def test_ranks_meet_on_the_loopback_interface_wherever_they_are_told_to() -> None:
+    assert of_rank_0(least_of_ranks, interface="nowhere") == 0
+
+
+def least_of_ranks(gang: Gang) -> int:
+    return gang.least(gang.rank)
+
+
+def test_a_collective_that_fails_while_all_ranks_live_has_lost_none() -> None:
+    fault = of_rank_0(sum_shorts)
+    assert type(fault) is RuntimeError
+    assert "Invalid scalar type" in str(fault)
+
+
+def sum_shorts(gang: Gang) -> None:
+    gang.sum(torch.zeros(2, dtype=torch.int16))
+
+
+def test_of_the_layers_that_were_tried_nothing_is_left(tmp_path: Path) -> None:
+    """The pool is sized by the memory that is free then."""
+    work = partial(vectors_after_loading, saved(tmp_path, "llama"))
+    assert of_rank_0(work) == 1
+
+
+def vectors_after_loading(folder: Path, gang: Gang) -> int:
+    """How many models' vectors of tokens are in memory: the modules that hold themselves."""
+    gc.disable()
+    part = load_part(folder, "float32", torch.device("cpu"), gang)
+    kind = type(part.get_input_embeddings())
+    return sum(isinstance(each, kind) for each in gc.get_objects())
+
+
+def test_layers_are_tried_until_there_is_one_of_each_kind() -> None:
+    """Those of experts too, where a family begins with dense ones."""
+    assert first_layers(LlamaConfig(**SHAPE)).num_hidden_layers == 2
+    moe = Qwen3MoeConfig(**{**SHAPE, "num_hidden_layers": 5}, mlp_only_layers=[0, 1])
+    assert first_layers(moe).num_hidden_layers == 3
+    windows = ["full_attention"] * 3 + ["sliding_attention"]
+    gemma = Gemma2Config(**{**SHAPE, "num_hidden_layers": 4}, layer_types=windows)
+    assert first_layers(gemma).layer_types == windows
 
 
 def test_a_family_that_transformers_cannot_split_is_refused_by_name() -> None:

@@ -20,8 +20,8 @@ from tests.system.application import MODEL, Application
 
 pytestmark = pytest.mark.slow
 
-STREAMS, QUEUED = 160, 20
-"""More than two shards run at once, so that some wait in the queue."""
+STREAMS, CHOICES, QUEUED = 60, 4, 20
+"""More choices than two shards run at once, so that some requests wait in the queue."""
 
 DOOR_FREED_S = 30.0
 """A shard gives up a door that has not polled for ten seconds, and looks every two and a half."""
@@ -140,7 +140,7 @@ async def test_a_gateway_that_dies_holding_streams_frees_what_they_had_and_their
         return sum((await application.scheduler_stats()).queued.values()) >= QUEUED
 
     async with application.http() as http:
-        ask = {**body, "stream": True}
+        ask = {**body, "stream": True, "n": CHOICES}
         asking = [http.post("/v1/completions", json=ask) for _ in range(STREAMS)]
         answers = asyncio.gather(*asking, return_exceptions=True)
         await until(some_wait)

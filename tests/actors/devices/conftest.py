@@ -9,7 +9,7 @@ import pynvml
 import pytest
 
 from cluster.topology import Node
-from tests.actors.devices import fake_mig, fake_queries  # noqa: F401 - they export the symbols
+from tests.actors.devices import fake_health, fake_mig, fake_queries  # noqa: F401 - the symbols
 from tests.actors.devices.fake_driver import FakeNvml
 
 Install = Callable[[Node], FakeNvml]

@@ -3,7 +3,7 @@
 It stands where pynvml keeps its library, so all of pynvml runs as it does with a driver: arguments
 come as ctypes passes them, answers go into the caller's memory, errors are NVML's codes, and states
 change as a driver's do. A function that no module registers, or that a test removes, is a missing
-symbol. The functions themselves are in fake_queries and fake_mig.
+symbol. The functions themselves are in fake_queries, fake_mig and fake_health.
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ Function = Callable[..., None]
 SYMBOLS: dict[str, Function] = {}
 """What the library exports."""
 
-_HANDLES = (pynvml.c_nvmlDevice_t, pynvml.c_nvmlGpuInstance_t, pynvml.c_nvmlComputeInstance_t)
+_HANDLES = (
+    pynvml.c_nvmlDevice_t,
+    pynvml.c_nvmlGpuInstance_t,
+    pynvml.c_nvmlComputeInstance_t,
+    pynvml.c_nvmlEventSet_t,
+)
+WHOLE_GPU = 0xFFFFFFFF
 
 
 class Refusal(Exception):
@@ -33,17 +39,37 @@ class Refusal(Exception):
 
 
 @dataclass(eq=False)
+class FakeEvents:
+    """An event set: of each event its GPU, its XID and its GPU instance."""
+
+    pending: list[tuple[FakeGpu, int, int]] = field(default_factory=list)
+
+
+@dataclass(eq=False)
 class FakeGpu:
-    """A GPU: what was recorded of it, how it is cut now, and who computes or draws on it."""
+    """A GPU: what was recorded of it, how it is cut now, and who computes or draws on it.
+
+    `rows` are those remapped, correctable and not, whether any waits for a reset, and whether it
+    failed; None for a GPU that retires pages, of which one may wait.
+    """
 
     facts: Gpu
     instances: dict[int, FakeInstance] = field(default_factory=dict)
     processes: list[int] = field(default_factory=list)
     drawing: list[int] = field(default_factory=list)
+    ecc_errors: int | None = None
+    rows: tuple[int, int, int, int] | None = (0, 0, 0, 0)
+    page_waits: bool = False
+    listeners: list[FakeEvents] = field(default_factory=list)
 
     @property
     def uuid(self) -> str:
         return self.facts.uuid
+
+    def err(self, xid: int, instance: int = WHOLE_GPU) -> None:
+        """A critical error, told to all who listen."""
+        for events in self.listeners:
+            events.pending.append((self, xid, instance))
 
     def mig_devices(self) -> list[FakeCompute]:
         return [part for one in self.instances.values() for part in one.compute.values()]
@@ -83,7 +109,7 @@ class FakeNvml:
         self.node = node
         self.permitted = permitted
         self.calls: list[str] = []
-        self.gpus = [FakeGpu(gpu) for gpu in node.gpus]
+        self.gpus = [FakeGpu(gpu, ecc_errors=gpu.ecc_errors) for gpu in node.gpus]
         self._handles: list[Any] = [None]
         self._failing: dict[tuple[str, str | None], int] = {}
         self._once: dict[str, tuple[int, int]] = {}
@@ -138,7 +164,7 @@ class FakeNvml:
         """The thing that a handle stands for, the number in a C integer, the target of byref."""
         if isinstance(argument, _HANDLES):
             return self._handles[ctypes.cast(argument, ctypes.c_void_p).value or 0]
-        if isinstance(argument, ctypes.c_uint | ctypes.c_char_p):
+        if isinstance(argument, ctypes.c_uint | ctypes.c_ulonglong | ctypes.c_char_p):
             return argument.value
         return getattr(argument, "_obj", argument)
 

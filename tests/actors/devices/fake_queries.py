@@ -102,7 +102,7 @@ def compute_capability(nvml: FakeNvml, gpu: FakeGpu, major: Any, minor: Any) -> 
 
 @symbol("nvmlDeviceGetTotalEccErrors")
 def ecc_errors(nvml: FakeNvml, gpu: FakeGpu, kind: int, counter: int, out: Any) -> None:
-    out.value = _told(gpu.facts.ecc_errors) if kind == 1 and counter == 0 else 10**6
+    out.value = _told(gpu.ecc_errors) if kind == 1 and counter == 0 else 10**6
 
 
 @symbol("nvmlDeviceGetPcieReplayCounter")

@@ -57,6 +57,15 @@ def test_a_gpu_in_mig_mode_is_refused_with_its_slices_named() -> None:
         assigned_devices(["1"], CUT)
 
 
+def test_a_gpu_that_is_out_of_order_is_refused_and_so_are_its_slices() -> None:
+    whole = replace(DGX, gpus=(replace(DGX.gpus[0], defect="a bad row"),))
+    with pytest.raises(DeviceUnavailable, match=r"out of order \(a bad row\): it has to be reset"):
+        assigned_devices(["0"], whole)
+    cut = replace(CUT, gpus=(replace(CUT.gpus[0], defect="a bad row"),))
+    with pytest.raises(DeviceUnavailable, match="out of order"):
+        assigned_devices([CUT.gpus[0].slices[1].uuid], cut)
+
+
 def test_a_lost_gpu_is_refused() -> None:
     lost = replace(DGX, gpus=(replace(DGX.gpus[0], lost=True),))
     with pytest.raises(DeviceUnavailable, match="is lost"):

@@ -161,6 +161,20 @@ def test_without_a_driver_rays_word_stands(no_driver: None, environment: None) -
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"
 
 
+def test_a_slice_that_the_fleet_gave_wins_over_rays_word(
+    install: Install, environment: None
+) -> None:
+    cut = recorded("mig-a100").gpus[0].slices[1]
+    install(recorded("mig-a100"))
+    assert assigned_berth("off", [], "test", given=[cut.uuid]).devices == (cut.uuid,)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == cut.uuid
+
+
+def test_a_slice_that_the_fleet_gave_needs_a_driver(no_driver: None, environment: None) -> None:
+    with pytest.raises(DeviceUnavailable, match="MIG-a cannot be had: no driver answers here"):
+        assigned_berth("off", [], "test", given=["MIG-a"])
+
+
 def test_an_assignment_that_means_no_device_is_refused(install: Install, environment: None) -> None:
     install(recorded("mig-a100"))
     with pytest.raises(DeviceUnavailable, match="is in MIG mode"):

@@ -25,6 +25,8 @@ OPTIONAL = (
     "nvmlDeviceGetCudaComputeCapability",
     "nvmlDeviceGetTotalEccErrors",
     "nvmlDeviceGetPcieReplayCounter",
+    "nvmlDeviceGetRemappedRows",
+    "nvmlDeviceGetRetiredPagesPendingStatus",
     "nvmlDeviceGetTopologyCommonAncestor",
     "nvmlDeviceGetNvLinkState",
     "nvmlDeviceGetNvLinkRemotePciInfo_v2",
@@ -131,6 +133,28 @@ def test_a_gpu_lost_while_it_is_read_is_kept_as_lost_and_named(
     assert len(read.warnings) == 1
     assert f"GPU 5 ({lost})" in read.warnings[0]
     assert caplog.messages == list(read.warnings)
+
+
+def test_a_gpu_that_needs_a_reset_says_why(install: Install, tmp_path: Path) -> None:
+    node = recorded("pcie-4gpu")
+    nvml = install(node)
+    correctable, uncorrectable, failed, old = nvml.gpus
+    correctable.rows, uncorrectable.rows, failed.rows = (3, 0, 1, 0), (0, 1, 1, 0), (0, 2, 0, 1)
+    old.rows, old.page_waits = None, True
+    assert [gpu.defect for gpu in found(node, tmp_path).gpus] == [
+        "",
+        "a bad row of its memory waits for a reset",
+        "a bad row of its memory could not be remapped",
+        "a bad page of its memory waits for a reset",
+    ]
+
+
+def test_an_older_library_that_knows_no_repairs_is_not_complained_of(
+    install: Install, tmp_path: Path
+) -> None:
+    node = recorded("dgx-a100")
+    install(node).remove("nvmlDeviceGetRemappedRows", "nvmlDeviceGetRetiredPagesPendingStatus")
+    assert found(node, tmp_path) == node
 
 
 def test_a_lost_gpu_is_not_asked_again(install: Install, tmp_path: Path) -> None:

@@ -37,6 +37,8 @@ def test_the_table_shows_what_is_unknown_lost_or_warned_of() -> None:
     text = "\n".join(lines(replace(node, gpus=(gpu,), links=(), warnings=("GPU 0: broken",))))
     assert "sm ?, LOST, PCI ?, NUMA ?" in text
     assert "warning: GPU 0: broken" in text
+    sick = replace(node.gpus[0], defect="a bad row")
+    assert " A BAD ROW," in "\n".join(lines(replace(node, gpus=(sick,), links=())))
 
 
 def test_the_table_of_a_node_without_gpu_says_so() -> None:

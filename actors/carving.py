@@ -1,0 +1,190 @@
+"""GPUs are cut where a plan asks for it: a keeper on each node, and the fleet's word to them.
+
+The keeper is an actor of its own that outlives the fleet, as the shards do: it alone knows how it
+found the GPUs of its node, and puts that back at the end, or once nobody holds it any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from actors.devices.layout_book import LayoutBook
+from actors.devices.mig import MigManager
+from actors.identity import Identity
+from actors.lives import Life, in_words
+from actors.models import default_cache
+from actors.naming import ActorAddress
+from actors.nodes import living_nodes
+from actors.tether import Tether
+from cluster.errors import NotReady
+from cluster.placement import Plan, Recut
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "mig-keeper-"
+ANSWER_S = 2.0
+CUT_S = 120.0
+"""Seconds: for a shard to say where it is, and for one node to be cut or restored."""
+
+
+def _exit() -> None:
+    os._exit(0)
+
+
+class MigKeeper:
+    """The one hand that cuts the GPUs of its node.
+
+    Without a sign of the fleet for `slack_s` seconds it restores what it can, and calls `leave`.
+    `scope` names the application among all that ever cut here; what another keeper of it left is
+    restored too.
+    """
+
+    def __init__(
+        self,
+        slack_s: float,
+        scope: str,
+        manager: MigManager | None = None,
+        leave: Callable[[], None] = _exit,
+    ) -> None:
+        self._manager = manager or MigManager(LayoutBook(default_cache() / "mig" / scope))
+        self._leave = leave
+        self._turn = asyncio.Lock()
+        self._going: asyncio.Task[None] | None = None
+        self._tether = Tether(slack_s, self._adrift)
+
+    async def hold(self) -> None:
+        """A sign of the fleet."""
+        self._tether.hold()
+
+    async def recut(self, recut: Recut, own_pids: Collection[int]) -> None:
+        """See `MigManager.recut`; raises DeviceUnavailable likewise."""
+        self._tether.hold()
+        async with self._turn:
+            await asyncio.to_thread(self._manager.recut, recut, own_pids)
+
+    async def restore(self, tries: int = 20, pause_s: float = 1.0) -> tuple[str, ...]:
+        """Put back every layout; what went wrong, GPU by GPU.
+
+        No shard of ours is to be left. One that has just ended may still be in the driver's list,
+        so it is tried several times.
+        """
+        async with self._turn:
+            problems = await asyncio.to_thread(self._manager.restore, ())
+            for _ in range(tries - 1 if problems else 0):
+                self._tether.hold()
+                await asyncio.sleep(pause_s)
+                problems = await asyncio.to_thread(self._manager.restore, ())
+                if not problems:
+                    break
+        return problems
+
+    def _adrift(self) -> None:
+        self._going = asyncio.get_running_loop().create_task(self._go())
+
+    async def _go(self) -> None:
+        for problem in await self.restore():
+            logger.error("left as it is cut: %s", problem)
+        self._leave()
+
+
+class Carver:
+    """The fleet's word to the keepers of its nodes, which are made where there is something to cut.
+
+    `lives` are the fleet's actors: what runs on a GPU and is none of them is foreign.
+    """
+
+    def __init__(self, namespace: str, lives: Mapping[str, Life], slack_s: float) -> None:
+        self._namespace = namespace
+        self._lives = lives
+        self._slack_s = slack_s
+        self._cut_nodes: set[str] = set()
+
+    async def carve(self, plan: Plan) -> tuple[str, ...]:
+        """Make the recuts of a plan; what was refused, and why."""
+        answers = await asyncio.gather(*map(self._cut, plan.recuts))
+        return tuple(answer for answer in answers if answer)
+
+    async def restore(self) -> None:
+        """Give every GPU its layout back, once no shard is left. A keeper that does not manage it
+        goes on trying until it is adrift; one that died is made anew, and knows by its book."""
+        living = {node["NodeID"] for node in await living_nodes()}
+        for node in self._cut_nodes & living:
+            self._keeper(node)
+        await asyncio.gather(*map(self._restore, await self._keepers()))
+
+    async def run(self) -> None:
+        """Hold the keepers, those of an earlier fleet too, for as long as this one lives."""
+        while True:
+            try:
+                for keeper in await self._keepers():
+                    keeper.hold.remote()
+            except Exception:  # the loop outlives what it finds: the next word may get there
+                logger.exception("the keepers of MIG layouts are out of reach")
+            await asyncio.sleep(self._slack_s / 4)
+
+    async def _cut(self, recut: Recut) -> str:
+        pids = await self._pids_on(recut.node)
+        self._cut_nodes.add(recut.node)
+        try:
+            async with asyncio.timeout(CUT_S):
+                await self._keeper(recut.node).recut.remote(recut, pids)
+        except (RayError, TimeoutError) as error:
+            logger.warning("%s of %s is not cut: %s", recut.gpu, recut.node, in_words(error))
+            return in_words(error)
+        return ""
+
+    async def _restore(self, keeper: Any) -> None:
+        try:
+            async with asyncio.timeout(CUT_S):
+                problems = await keeper.restore.remote()
+        except (RayError, TimeoutError) as error:
+            problems = (in_words(error),)
+        for problem in problems:
+            logger.error("a MIG layout is not restored: %s", problem)
+        if not problems:
+            ray.kill(keeper)
+
+    def _keeper(self, node: str) -> Any:
+        actor: Any = ray.remote(MigKeeper).options(
+            name=PREFIX + node,
+            namespace=self._namespace,
+            get_if_exists=True,
+            lifetime="detached",
+            num_cpus=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+        )
+        return actor.remote(self._slack_s, self._namespace)
+
+    async def _keepers(self) -> list[Any]:
+        entries = await asyncio.to_thread(ray.util.list_named_actors, all_namespaces=True)
+        names = [one["name"] for one in entries if one["namespace"] == self._namespace]
+        found = []
+        for name in sorted(names):
+            if name.startswith(PREFIX):
+                with contextlib.suppress(NotReady):
+                    found.append(await ActorAddress(name, self._namespace).look_up())
+        return found
+
+    async def _pids_on(self, node: str) -> tuple[int, ...]:
+        """Of our shards there. One that does not say so in time counts as foreign, this time."""
+        shards = [life.handle for life in self._lives.values() if life.shard is not None]
+        answers = await asyncio.gather(*map(_identity_of, shards))
+        return tuple(one.pid for one in answers if one is not None and one.node == node)
+
+
+async def _identity_of(handle: Any) -> Identity | None:
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            identity: Identity = await handle.identity.remote()
+    except (RayError, TimeoutError):
+        return None
+    return identity
