@@ -170,7 +170,7 @@ class SchedulerClient:
             self._epoch, self._acknowledged, self._heard_at = batch.epoch, batch.number, now
 
     async def _audit(self) -> None:
-        """One that fails is not repeated: it may have been done, and two looks need time between."""
+        """One that fails is not repeated: it may have been done, and looks need time between."""
         while True:
             await asyncio.sleep(self._audit_s)
             try:
