@@ -56,7 +56,11 @@ def test_a_configuration_is_frozen_in_every_part() -> None:
             "down_after_s, growth, max_shards",
         ),
         ({"modles": []}, "args.modles", "gateway, models, router, scheduling"),
-        ({"models": [{"dytpe": "auto"}]}, "args.models[0].dytpe", "dtype, instead_of, load_timeout_s"),
+        (
+            {"models": [{"dytpe": "auto"}]},
+            "args.models[0].dytpe",
+            "dtype, instead_of, load_timeout_s",
+        ),
         (
             {"models": [{}, {"cache": {"pages": 3}}]},
             "args.models[1].cache.pages",
