@@ -96,7 +96,8 @@ async def has_gone(pid: int) -> bool:
 
 
 async def replaced(sea: Sea, before: ShardRef) -> bool:
-    return await sea.knows(1) and await sea.shards() != (before,)
+    found = await sea.shards() if await sea.knows(1) else ()
+    return len(found) == 1 and before not in found
 
 
 async def read(shard: Any, acknowledged: int = 0) -> list[Delta]:
