@@ -50,7 +50,9 @@ class ResourcesConfig(Frozen):
     """What a shard asks of Ray and of its node."""
 
     cpus: float | None = Field(None, ge=0, description="By default one, or a part of one.")
-    gpus: float | None = Field(None, ge=0, description="By default 1 where the cluster has GPUs.")
+    gpus: float | None = Field(
+        None, ge=0, description="By default one a rank where the cluster has any."
+    )
     threads: int | None = Field(None, ge=1, description="By default `cpus`, or the cores shared.")
     binding: Literal["auto", "measured", "off"] = Field(
         "auto", description="To CPUs and memory near the device; measured: only if a probe gains."
@@ -178,7 +180,7 @@ class FleetConfig(Frozen):
         1, ge=0, le=4096, description="Shards of a model begun beside outdated ones; 0: none."
     )
     orphan_s: float = Field(
-        120.0, ge=10, description="Without a Fleet and a Router for so long, the scheduler ends."
+        120.0, ge=10, description="Actors that no Fleet and no other of ours holds end after that."
     )
     manage_mig: bool = Field(
         False,

@@ -46,7 +46,8 @@ def check_stand_ins(models: Iterable[ModelConfig]) -> None:
             )
         if _seen_by_doors(model) != _seen_by_doors(there):
             raise ValueError(
-                f"{model.name} and {there.name} must agree in source, max_model_len and cache"
+                f"{model.name} and {there.name} must agree in source, max_model_len,"
+                " cache.block_size and cache.num_blocks"
             )
     whose = [(model.tenant, model.instead_of) for model in stand_ins]
     if len(set(whose)) != len(whose):

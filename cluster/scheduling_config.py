@@ -20,7 +20,7 @@ class SlaClass(Frozen):
     max_queued: int | None = Field(None, ge=0, description="By default the scheduler's.")
     queue_timeout_s: float = Field(300.0, gt=0, description="So long a request waits at most.")
     aging_s: float = Field(
-        30.0, gt=0, description="Waiting so long, it is not overtaken by higher classes any more."
+        30.0, gt=0, description="After that a head that fits nowhere holds up higher classes too."
     )
     fill: float = Field(
         1.0, gt=0, le=1, description="It gets places while fewer than this share are taken."
@@ -125,7 +125,9 @@ class SchedulingConfig(Frozen):
     max_queued: int = Field(
         1024, ge=0, description="Requests of one class waiting before its next gets 429."
     )
-    claim_timeout_s: float = Field(30.0, gt=0, description="A lease nobody used is taken back.")
+    claim_timeout_s: float = Field(
+        30.0, gt=0, description="A lease that no shard has seen is looked into."
+    )
     heartbeat_s: float = Field(1.0, gt=0, description="A shard reports at least this often.")
     audit_s: float = Field(
         30.0, gt=0, description="So often doors, routers, scheduler and shards compare their books."

@@ -74,7 +74,8 @@ def _whole(gpu: Gpu) -> Gpu:
     if gpu.mig_enabled:
         cuts = ", ".join(cut.uuid for cut in gpu.slices) or "none"
         raise DeviceUnavailable(
-            f"{gpu.uuid} is in MIG mode and cannot be had whole: start Ray with its slices in"
-            f" CUDA_VISIBLE_DEVICES, by UUID ({cuts})"
+            f"{gpu.uuid} is in MIG mode and cannot be had whole: give the model"
+            " resources.mig_profile, or start Ray without this GPU (--num-gpus,"
+            f" CUDA_VISIBLE_DEVICES); its slices: {cuts}"
         )
     return gpu

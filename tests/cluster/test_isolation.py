@@ -136,8 +136,8 @@ def test_a_tenant_whose_shards_are_lost_is_served_by_no_others() -> None:
         ({"tenant": None}, "instead_of needs a tenant"),
         ({"instead_of": "gpt"}, "names a model without one"),
         ({"instead_of": "llama-acme"}, "names a model without one"),
-        ({"source": "another"}, "must agree in source, max_model_len and cache"),
-        ({"cache": {"block_size": 32}}, "must agree in source, max_model_len and cache"),
+        ({"source": "another"}, "must agree in source, max_model_len, cache.block_size"),
+        ({"cache": {"block_size": 32}}, "must agree in source, max_model_len, cache.block_size"),
     ],
 )
 def test_a_stand_in_that_doors_could_not_use_is_refused(
