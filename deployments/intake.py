@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from cluster.config import ShoalConfig
 from cluster.errors import InvalidRequest, ModelNotFound
+from cluster.isolation import Isolation
 from cluster.messages import Request, Sampling, Stopping
 from deployments.generation import EchoedPrompt, RequestText
 from deployments.handle import GenerateRequest
@@ -59,6 +60,7 @@ class Intake:
         }
         self._classes = {tier: sla.name for sla in classes for tier in (*sla.tiers, sla.name)}
         self._configured = {model.name: model for model in config.models}
+        self._isolation = Isolation(config.models)
 
     def model(self, name: str | None) -> ServedModel:
         """The model called `name`; without one, the only one there is."""
@@ -134,9 +136,11 @@ class Intake:
     async def _require_places(self, ask: _Ask, prompts: int) -> None:
         """Refuse what the cluster would not take were it idle: no retry could cure that.
 
-        Shards that are configured may be on their way, and others may have joined since.
+        Shards that are configured may be on their way, and others may have joined since. Those of
+        the tenant's own count where it has some. Raises ModelNotFound for another tenant's model.
         """
-        model, waiting = self._configured[ask.model.name], self._config.scheduling.max_queued
+        shards = self._isolation.shards_for(ask.model.name, ask.tenant)
+        model, waiting = self._configured[shards], self._config.scheduling.max_queued
         each = max(model.steps.places // ask.body.n, 1)
         running = max(model.shards, 1) * each
         if prompts > running + waiting:

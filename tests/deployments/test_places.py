@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from deployments.auth import ANONYMOUS
 from deployments.routes import create_app
 from tests.deployments.scripted import ScriptedTokens, saying
 from tests.deployments.world import COMPLETION, MODEL, make_gateway
@@ -17,10 +18,15 @@ async def complete(
     folder: Path, prompts: int, n: int, living: int = 0, **model: Any
 ) -> httpx.Response:
     """With 4 places in a shard and 2 requests that may wait."""
-    config: dict[str, Any] = {
-        "models": [{"name": MODEL, "batching": {"max_num_seqs": 4}, **model}],
-        "scheduling": {"max_queued": 2},
-    }
+    shared = {"name": MODEL, "batching": {"max_num_seqs": 4}, **model}
+    return await complete_on(folder, [shared], prompts, n, living)
+
+
+async def complete_on(
+    folder: Path, models: list[dict[str, Any]], prompts: int, n: int = 1, living: int = 0
+) -> httpx.Response:
+    """With 2 requests that may wait."""
+    config: dict[str, Any] = {"models": models, "scheduling": {"max_queued": 2}}
     gateway = make_gateway(folder, ScriptedTokens(saying([65, 1])), living=living, **config)
     app = create_app(gateway)
     transport = httpx.ASGITransport(app)
@@ -52,3 +58,15 @@ async def test_shards_that_joined_since_the_start_take_more(folder: Path) -> Non
     refused = await complete(folder, 15, 1, living=3, shards=1)
     assert refused.status_code == 400
     assert "more than the 12 that run" in refused.json()["error"]["message"]
+
+
+async def test_what_a_tenants_own_shards_would_take_is_what_counts_for_it(folder: Path) -> None:
+    shared = {"name": MODEL, "batching": {"max_num_seqs": 4}}
+    own = {"name": "own", "tenant": ANONYMOUS, "instead_of": MODEL}
+    larger = [shared, {**own, "batching": {"max_num_seqs": 8}}]
+    smaller = [shared, {**own, "batching": {"max_num_seqs": 2}}]
+    assert (await complete_on(folder, larger, 10)).status_code == 200
+    assert (await complete_on(folder, smaller, 4)).status_code == 200
+    refused = await complete_on(folder, smaller, 5)
+    assert refused.status_code == 400
+    assert "more than the 2 that run" in refused.json()["error"]["message"]

@@ -1,17 +1,24 @@
-"""The routing deployment as doors call it, over a Serve handle that plays a script."""
+"""The routing deployment as doors call it, over a Serve handle that plays a script, and what it says
+to the scheduler."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import AsyncIterator, Generator
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
+from ray import serve
 from ray.exceptions import ActorUnavailableError
 
-from cluster.errors import SchedulerLost
-from cluster.messages import Decision, Lease, Reason, ShardRef, Submission
-from deployments.router import HANDLE_ATTEMPTS, RouterHandle
+from cluster.config import parse_config
+from cluster.errors import ModelNotFound, SchedulerLost
+from cluster.explanations import Forecast
+from cluster.messages import Decision, DecisionBatch, Lease, Reason, ShardRef, Submission
+from deployments.router import HANDLE_ATTEMPTS, Router, RouterHandle
 
 SUBMISSION = Submission("r", "", "m", "t", "P1", 20, 10, 1, ())
 LEASE = Lease("r", 1, ShardRef("m/shard-0", "m", "m/shard-0", "life-1"), 0, Reason(0.0, ()))
@@ -96,3 +103,85 @@ async def test_whoever_stops_waiting_between_two_replicas_withdraws_too() -> Non
         await placing
     assert len(handle.place.responses) == 1
     assert handle.withdraw.arguments == ["r"]
+
+
+class Method:
+    """One method of an actor."""
+
+    def __init__(self, answer: Any) -> None:
+        self.remote = answer
+
+
+class Scheduler:
+    """Stands in for Ray's handle of the scheduler: leases at once what it is asked to place."""
+
+    def __init__(self) -> None:
+        self.asked: list[Submission] = []
+        self.submit = Method(self._submit)
+        self.forecast = Method(self._forecast)
+        self.decisions = Method(self._decisions)
+
+    async def _submit(self, _router: str, batch: tuple[Submission, ...]) -> tuple[Decision, ...]:
+        self.asked += batch
+        return (LEASE,)
+
+    async def _forecast(self, submission: Submission) -> Forecast:
+        self.asked.append(submission)
+        return Forecast(None, 0.0, 0.0, ())
+
+    async def _decisions(self, _router: str, _acknowledged: int) -> DecisionBatch:
+        await asyncio.Event().wait()
+        raise AssertionError("nobody decides later here")
+
+
+CONFIG = {
+    "models": [
+        {"name": "m", "source": "s"},
+        {"name": "m-acme", "source": "s", "tenant": "acme", "instead_of": "m"},
+    ]
+}
+ACME = Submission("r", "forged", "m", "acme", "P1", 20, 10, 1, ())
+
+
+@pytest.fixture
+def scheduler(monkeypatch: pytest.MonkeyPatch) -> Scheduler:
+    """Whom Ray finds by that name."""
+    there = Scheduler()
+    monkeypatch.setattr(ray, "get_actor", lambda _name, _namespace: there)
+    return there
+
+
+@pytest.fixture
+async def router(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Router]:
+    replica = SimpleNamespace(replica_id=SimpleNamespace(unique_id="router-1"), app_name="app")
+    monkeypatch.setattr(serve, "get_replica_context", lambda: replica)
+    made = Router(parse_config(CONFIG), fleet=None)  # type: ignore[arg-type] # nobody asks it here
+    yield made
+    await made._scheduler.close()
+
+
+async def test_a_tenant_with_its_own_shards_is_placed_there_and_others_are_not(
+    scheduler: Scheduler, router: Router
+) -> None:
+    assert await router.place(ACME) == LEASE
+    assert await router.place(SUBMISSION) == LEASE
+    asked = [(one.router, one.model, one.tenant) for one in scheduler.asked]
+    assert asked == [("router-1", "m-acme", "acme"), ("router-1", "m", "t")]
+
+
+async def test_a_forecast_is_of_the_shards_that_would_serve_the_tenant(
+    scheduler: Scheduler, router: Router
+) -> None:
+    await router.forecast(ACME)
+    await router.forecast(SUBMISSION)
+    assert [one.model for one in scheduler.asked] == ["m-acme", "m"]
+
+
+async def test_what_is_another_tenants_is_neither_placed_nor_forecast(
+    scheduler: Scheduler, router: Router
+) -> None:
+    theirs = replace(SUBMISSION, model="m-acme")
+    for ask in (router.place, router.forecast):
+        with pytest.raises(ModelNotFound):
+            await ask(theirs)
+    assert scheduler.asked == []
