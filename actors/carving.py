@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -34,6 +35,10 @@ PREFIX = "mig-keeper-"
 ANSWER_S = 2.0
 CUT_S = 120.0
 """Seconds: for a shard to say where it is, and for one node to be cut or restored."""
+HOLD_S = 2.0
+"""Between two signs of the fleet: our shards, which hear more of them, must not end much later."""
+TRIES = 20
+"""At a layout. A process that has just ended may still be in the driver's list."""
 
 
 def _exit() -> None:
@@ -43,9 +48,10 @@ def _exit() -> None:
 class MigKeeper:
     """The one hand that cuts the GPUs of its node.
 
-    Without a sign of the fleet for `slack_s` seconds it restores what it can, and calls `leave`.
-    `scope` names the application among all that ever cut here; what another keeper of it left is
-    restored too.
+    Without a sign of the fleet for `slack_s` seconds it restores what it can, trying for as long
+    again, and calls `leave`, unless there is a sign meanwhile. `scope` names the application among
+    all that ever cut here; what another keeper of it left is restored too. Between two tries at a
+    layout it waits for `pause_s`.
     """
 
     def __init__(
@@ -54,46 +60,76 @@ class MigKeeper:
         scope: str,
         manager: MigManager | None = None,
         leave: Callable[[], None] = _exit,
+        pause_s: float = 1.0,
     ) -> None:
+        self._slack_s = slack_s
         self._manager = manager or MigManager(LayoutBook(default_cache() / "mig" / scope))
         self._leave = leave
+        self._pause_s = pause_s
         self._turn = asyncio.Lock()
         self._going: asyncio.Task[None] | None = None
+        self._called_back = asyncio.Event()
         self._tether = Tether(slack_s, self._adrift)
 
     async def hold(self) -> None:
         """A sign of the fleet."""
-        self._tether.hold()
+        self._hold()
 
     async def recut(self, recut: Recut, own_pids: Collection[int]) -> None:
         """See `MigManager.recut`; raises DeviceUnavailable likewise."""
-        self._tether.hold()
+        self._hold()
         async with self._turn:
             await asyncio.to_thread(self._manager.recut, recut, own_pids)
 
-    async def restore(self, tries: int = 20, pause_s: float = 1.0) -> tuple[str, ...]:
-        """Put back every layout; what went wrong, GPU by GPU.
-
-        No shard of ours is to be left. One that has just ended may still be in the driver's list,
-        so it is tried several times.
-        """
+    async def restore(self) -> tuple[str, ...]:
+        """Put back every layout; what went wrong, GPU by GPU. No shard of ours is to be left."""
+        self._hold()
         async with self._turn:
+            return await self._put_back(TRIES)
+
+    def _hold(self) -> None:
+        self._tether.hold()
+        if self._going is not None:
+            self._called_back.set()
+
+    async def _put_back(self, tries: int) -> tuple[str, ...]:
+        """What still is not, after so many tries, or when it is called back."""
+        problems = await asyncio.to_thread(self._manager.restore, ())
+        while problems and (tries := tries - 1) and not await self._is_called_back():
             problems = await asyncio.to_thread(self._manager.restore, ())
-            for _ in range(tries - 1 if problems else 0):
-                self._tether.hold()
-                await asyncio.sleep(pause_s)
-                problems = await asyncio.to_thread(self._manager.restore, ())
-                if not problems:
-                    break
         return problems
+
+    async def _is_called_back(self) -> bool:
+        """Before, or within the pause between two tries."""
+        self._tether.hold()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._pause_s):
+                await self._called_back.wait()
+        return self._called_back.is_set()
 
     def _adrift(self) -> None:
         self._going = asyncio.get_running_loop().create_task(self._go())
 
     async def _go(self) -> None:
-        for problem in await self.restore():
-            logger.error("left as it is cut: %s", problem)
-        self._leave()
+        """In its turn to the end: what is cut after the layouts are back would stay so."""
+        async with self._turn:
+            problems: tuple[str, ...] = ()
+            try:
+                # The scheduler may hold our shards for as long again as we were held.
+                problems = await self._put_back(TRIES + math.ceil(self._slack_s / self._pause_s))
+            except Exception:  # who stayed for whatever it is would stay for good
+                logger.exception("layouts are left as they are cut")
+            if self._called_back.is_set():
+                self._stay()
+                return
+            for problem in problems:
+                logger.error("left as it is cut: %s", problem)
+            self._leave()
+
+    def _stay(self) -> None:
+        self._going = None
+        self._called_back.clear()
+        self._tether = Tether(self._slack_s, self._adrift)
 
 
 class Carver:
@@ -129,7 +165,7 @@ class Carver:
                     keeper.hold.remote()
             except Exception:  # the loop outlives what it finds: the next word may get there
                 logger.exception("the keepers of MIG layouts are out of reach")
-            await asyncio.sleep(self._slack_s / 4)
+            await asyncio.sleep(HOLD_S)
 
     async def _cut(self, recut: Recut) -> str:
         pids = await self._pids_on(recut.node)

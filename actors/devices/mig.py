@@ -71,6 +71,11 @@ class MigManager:
             except DeviceUnavailable as error:
                 logger.warning("the MIG layout is not restored: %s", error.message)
                 problems.append(error.message)
+            except OSError as error:
+                problems.append(
+                    f"{uuid} is restored, but {error.filename} cannot be removed"
+                    f" ({error.strerror}): another keeper would restore it again"
+                )
         return tuple(problems)
 
     def _remember(self, uuid: str, layout: Layout) -> None:
@@ -88,9 +93,9 @@ class MigManager:
         self._found[uuid] = layout
 
     def _forget(self, uuid: str) -> None:
-        del self._found[uuid]
         if self._book is not None:
             self._book.strike(uuid)
+        del self._found[uuid]
 
 
 @contextmanager

@@ -1,5 +1,5 @@
-"""The routing deployment as doors call it, over a Serve handle that plays a script, and what it says
-to the scheduler."""
+"""The routing deployment: as doors call it, over a Serve handle that plays a script, and whose
+shards it asks the scheduler for."""
 
 from __future__ import annotations
 

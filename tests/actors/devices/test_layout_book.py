@@ -85,3 +85,20 @@ def test_a_gpu_whose_layout_cannot_be_kept_is_not_cut(nvml: FakeNvml, tmp_path: 
     with pytest.raises(DeviceUnavailable, match="is left alone: its layout could not be put back"):
         MigManager(book(tmp_path)).recut(CUTS[0], own_pids=())
     assert layouts(nvml) == before
+
+
+def test_a_page_that_cannot_be_removed_keeps_no_other_gpu_from_its_layout(
+    nvml: FakeNvml, tmp_path: Path
+) -> None:
+    before = layouts(nvml)
+    manager = MigManager(book(tmp_path))
+    for cut in CUTS:
+        manager.recut(cut, own_pids=())
+    page = tmp_path / "layouts" / f"{PARTLY.uuid}.json"
+    page.unlink()
+    page.mkdir()
+    (problem,) = manager.restore(own_pids=())
+    assert problem.startswith(f"{PARTLY.uuid} is restored, but {page} cannot be removed")
+    assert layouts(nvml) == before
+    page.rmdir()
+    assert manager.restore(own_pids=()) == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from typing import Any
 
 import pynvml
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from actors.carving import MigKeeper
+from actors.carving import TRIES, MigKeeper
 from actors.devices.discovery import discover
 from actors.devices.mig import MigManager
 from actors.lifecycle import Backoff, Event
@@ -30,6 +31,8 @@ MIXED, WHOLE, HALVES, PARTLY = NODE.gpus
 """4g+2g+1g; one 7g; two 3g; two 1g and free room."""
 SHARE = Share(cpus=1.0, gpus=0.0, threads=1)
 HERE = "node"
+ONE_MORE = Recut(HERE, PARTLY.uuid, (), (NewSlice("3g.20gb", 4),))
+"""Cut of the free room."""
 
 
 class Machine:
@@ -244,7 +247,7 @@ async def come_and_go(nvml: FakeNvml, history: list[tuple[str, bool]]) -> None:
 async def test_a_keeper_that_nobody_holds_puts_the_layout_back_and_goes(nvml: FakeNvml) -> None:
     before, gone = layout(nvml), asyncio.Event()
     keeper = MigKeeper(0.5, "tests", MigManager(), leave=gone.set)
-    await keeper.recut(Recut(HERE, PARTLY.uuid, (), (NewSlice("3g.20gb", 4),)), ())
+    await keeper.recut(ONE_MORE, ())
     assert layout(nvml) != before
     async with asyncio.timeout(20.0):
         await gone.wait()
@@ -253,8 +256,58 @@ async def test_a_keeper_that_nobody_holds_puts_the_layout_back_and_goes(nvml: Fa
 
 async def test_what_cannot_be_put_back_at_once_is_tried_again(nvml: FakeNvml) -> None:
     before = layout(nvml)
-    keeper = MigKeeper(float("inf"), "tests", MigManager())
-    await keeper.recut(Recut(HERE, PARTLY.uuid, (), (NewSlice("3g.20gb", 4),)), ())
+    keeper = MigKeeper(float("inf"), "tests", MigManager(), pause_s=0.0)
+    await keeper.recut(ONE_MORE, ())
     nvml.fail_once("nvmlDeviceGetMigMode", pynvml.NVML_ERROR_UNKNOWN, after=0)
-    assert await keeper.restore(pause_s=0.0) == ()
+    assert await keeper.restore() == ()
     assert layout(nvml) == before
+
+
+class Stubborn(MigManager):
+    """Tries in vain for so many times, or, for None, raises what nobody expects."""
+
+    def __init__(self, in_vain: int | None) -> None:
+        super().__init__()
+        self.in_vain = in_vain
+        self.tried = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def restore(self, own_pids: Collection[int]) -> tuple[str, ...]:
+        self._loop.call_soon_threadsafe(self.tried.set)
+        if self.in_vain is None:
+            raise KeyError("a bug")
+        self.in_vain -= 1
+        return super().restore(own_pids) if self.in_vain < 0 else ("our shard runs there",)
+
+
+async def test_a_keeper_adrift_tries_until_our_shards_may_have_ended_too(nvml: FakeNvml) -> None:
+    before, gone = layout(nvml), asyncio.Event()
+    manager = Stubborn(in_vain=TRIES + 9)
+    keeper = MigKeeper(0.5, "tests", manager, leave=gone.set, pause_s=0.05)
+    await keeper.recut(ONE_MORE, ())
+    async with asyncio.timeout(20.0):
+        await gone.wait()
+    assert layout(nvml) == before
+
+
+async def test_a_keeper_adrift_that_is_held_again_stays_until_it_is_not(nvml: FakeNvml) -> None:
+    before, gone = layout(nvml), asyncio.Event()
+    manager = Stubborn(in_vain=1000)
+    keeper = MigKeeper(0.5, "tests", manager, leave=gone.set, pause_s=3600.0)
+    await keeper.recut(ONE_MORE, ())
+    async with asyncio.timeout(20.0):
+        await manager.tried.wait()
+        await keeper.recut(Recut(HERE, PARTLY.uuid, (), ()), ())  # has its turn at once
+        assert layout(nvml) != before
+        assert not gone.is_set()
+        manager.in_vain = 0
+        await gone.wait()
+    assert layout(nvml) == before
+
+
+async def test_a_keeper_adrift_leaves_whatever_goes_wrong(nvml: FakeNvml) -> None:
+    gone = asyncio.Event()
+    keeper = MigKeeper(0.5, "tests", Stubborn(in_vain=None), leave=gone.set)
+    await keeper.hold()
+    async with asyncio.timeout(20.0):
+        await gone.wait()
