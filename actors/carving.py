@@ -11,17 +11,17 @@ import contextlib
 import logging
 import math
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorDiedError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.devices.layout_book import LayoutBook
 from actors.devices.mig import MigManager
 from actors.identity import Identity
-from actors.lives import Life, in_words
+from actors.lives import in_words
 from actors.models import default_cache
 from actors.naming import ActorAddress
 from actors.nodes import living_nodes
@@ -32,9 +32,8 @@ from cluster.placement import Plan, Recut
 logger = logging.getLogger(__name__)
 
 PREFIX = "mig-keeper-"
-ANSWER_S = 2.0
 CUT_S = 120.0
-"""Seconds: for a shard to say where it is, and for one node to be cut or restored."""
+"""Seconds for one node to be cut or restored."""
 HOLD_S = 2.0
 """Between two signs of the fleet: our shards, which hear more of them, must not end much later."""
 TRIES = 20
@@ -135,14 +134,22 @@ class MigKeeper:
 class Carver:
     """The fleet's word to the keepers of its nodes, which are made where there is something to cut.
 
-    `lives` are the fleet's actors: what runs on a GPU and is none of them is foreign.
+    It is told who of the fleet is where: what runs on a GPU and is none of them is foreign.
     """
 
-    def __init__(self, namespace: str, lives: Mapping[str, Life], slack_s: float) -> None:
+    def __init__(self, namespace: str, slack_s: float) -> None:
         self._namespace = namespace
-        self._lives = lives
         self._slack_s = slack_s
+        self._stand: dict[str, Identity] = {}
         self._cut_nodes: set[str] = set()
+
+    def stands(self, name: str, identity: Identity) -> None:
+        """One of ours is there, until it has left."""
+        self._stand[name] = identity
+
+    def leave(self, name: str) -> None:
+        """It is dead."""
+        self._stand.pop(name, None)
 
     async def carve(self, plan: Plan) -> tuple[str, ...]:
         """Make the recuts of a plan; what was refused, and why."""
@@ -153,34 +160,37 @@ class Carver:
         """Give every GPU its layout back, once no shard is left. A keeper that does not manage it
         goes on trying until it is adrift; one that died is made anew, and knows by its book."""
         living = {node["NodeID"] for node in await living_nodes()}
-        for node in self._cut_nodes & living:
-            self._keeper(node)
-        await asyncio.gather(*map(self._restore, await self._keepers()))
+        nodes = self._cut_nodes | {name.removeprefix(PREFIX) for name in await self._names()}
+        await asyncio.gather(*map(self._restore, nodes & living))
 
     async def run(self) -> None:
         """Hold the keepers, those of an earlier fleet too, for as long as this one lives."""
         while True:
             try:
-                for keeper in await self._keepers():
-                    keeper.hold.remote()
+                for name in await self._names():
+                    with contextlib.suppress(NotReady):
+                        keeper = await ActorAddress(name, self._namespace).look_up()
+                        keeper.hold.remote()
             except Exception:  # the loop outlives what it finds: the next word may get there
                 logger.exception("the keepers of MIG layouts are out of reach")
             await asyncio.sleep(HOLD_S)
 
     async def _cut(self, recut: Recut) -> str:
-        pids = await self._pids_on(recut.node)
+        here = [one.pid for one in self._stand.values() if one.node == recut.node]
         self._cut_nodes.add(recut.node)
         try:
             async with asyncio.timeout(CUT_S):
-                await self._keeper(recut.node).recut.remote(recut, pids)
+                keeper = await self._keeper(recut.node)
+                await keeper.recut.remote(recut, tuple(here))
         except (RayError, TimeoutError) as error:
             logger.warning("%s of %s is not cut: %s", recut.gpu, recut.node, in_words(error))
             return in_words(error)
         return ""
 
-    async def _restore(self, keeper: Any) -> None:
+    async def _restore(self, node: str) -> None:
         try:
             async with asyncio.timeout(CUT_S):
+                keeper = await self._keeper(node)
                 problems = await keeper.restore.remote()
         except (RayError, TimeoutError) as error:
             problems = (in_words(error),)
@@ -189,7 +199,22 @@ class Carver:
         if not problems:
             ray.kill(keeper)
 
-    def _keeper(self, node: str) -> Any:
+    async def _keeper(self, node: str) -> Any:
+        """Who bears the name and lives, else a new one. Ray keeps the name of a dead one until it
+        is killed too."""
+        with contextlib.suppress(NotReady):
+            keeper = await ActorAddress(PREFIX + node, self._namespace).look_up()
+            try:
+                await keeper.hold.remote()
+            except ActorDiedError as error:
+                logger.warning("the keeper of %s is dead: %s", node, error)
+                ray.kill(keeper)
+            else:
+                return keeper
+        return await asyncio.to_thread(self._new_keeper, node)
+
+    def _new_keeper(self, node: str) -> Any:
+        """Another fleet may be quicker. Asks Ray for it, and may block."""
         actor: Any = ray.remote(MigKeeper).options(
             name=PREFIX + node,
             namespace=self._namespace,
@@ -200,27 +225,7 @@ class Carver:
         )
         return actor.remote(self._slack_s, self._namespace)
 
-    async def _keepers(self) -> list[Any]:
+    async def _names(self) -> list[str]:
         entries = await asyncio.to_thread(ray.util.list_named_actors, all_namespaces=True)
         names = [one["name"] for one in entries if one["namespace"] == self._namespace]
-        found = []
-        for name in sorted(names):
-            if name.startswith(PREFIX):
-                with contextlib.suppress(NotReady):
-                    found.append(await ActorAddress(name, self._namespace).look_up())
-        return found
-
-    async def _pids_on(self, node: str) -> tuple[int, ...]:
-        """Of our shards there. One that does not say so in time counts as foreign, this time."""
-        shards = [life.handle for life in self._lives.values() if life.shard is not None]
-        answers = await asyncio.gather(*map(_identity_of, shards))
-        return tuple(one.pid for one in answers if one is not None and one.node == node)
-
-
-async def _identity_of(handle: Any) -> Identity | None:
-    try:
-        async with asyncio.timeout(ANSWER_S):
-            identity: Identity = await handle.identity.remote()
-    except (RayError, TimeoutError):
-        return None
-    return identity
+        return [name for name in names if name.startswith(PREFIX)]

@@ -52,7 +52,7 @@ class Fleet:
         self._keeper = Keeper(
             namespace, self._timing.patience, config.fleet.drain_s, self._hear, self._stands
         )
-        self._carver = Carver(namespace, self._keeper.lives, config.fleet.orphan_s)
+        self._carver = Carver(namespace, config.fleet.orphan_s)
         carve = self._carver.carve if config.fleet.manage_mig else None
         self._places = Places(config.models, slices=Slices(config.models, carve))
         self._shipyard = Shipyard(config, namespace, self._timing, self._places)
@@ -208,6 +208,7 @@ class Fleet:
 
     def _stands(self, name: str, identity: Identity) -> None:
         member = self._members[name]
+        self._carver.stands(name, identity)
         if member.model is not None:
             self._places.note(member.model, member.index, identity.node, identity.devices)
 
@@ -220,8 +221,10 @@ class Fleet:
     def _move(self, name: str, event: Event, message: str = "") -> None:
         """The one door: every change of a member's state passes here."""
         member = self._members[name]
-        if event is Event.LOST and member.model is not None:
-            self._places.leave(member.model, member.index)
+        if event is Event.LOST:
+            self._carver.leave(name)
+            if member.model is not None:
+                self._places.leave(member.model, member.index)
         if member.state is State.STOPPING and event is Event.LOST:
             del self._members[name]
         else:

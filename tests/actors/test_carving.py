@@ -16,7 +16,7 @@ from actors.carving import PREFIX, Carver, MigKeeper
 from actors.creation import create_shard, new_incarnation
 from actors.devices.mig import MigManager
 from actors.fleet import Fleet
-from actors.lives import Life
+from actors.identity import Identity
 from actors.shard_spec import ShardSpec
 from cluster.config import FleetConfig, ModelConfig, ResourcesConfig, ShoalConfig
 from cluster.messages import ShardRef
@@ -53,9 +53,12 @@ def one_more() -> Plan:
     return Plan((), recuts=(Recut(here(), PARTLY.uuid, (), (NewSlice("3g.20gb", 4),)),))
 
 
-def carver(namespace: str, *lives: Life) -> Carver:
-    named = {f"m/shard-{index}": life for index, life in enumerate(lives)}
-    return Carver(namespace, named, slack_s=60.0)
+def carver(namespace: str, *pids: int) -> Carver:
+    """Of a fleet whose shards these are."""
+    made = Carver(namespace, slack_s=60.0)
+    for index, pid in enumerate(pids):
+        made.stands(f"m/shard-{index}", Identity("stamp", node=here(), pid=pid))
+    return made
 
 
 async def keeper_of(namespace: str, *pids: int) -> Any:
@@ -97,11 +100,13 @@ async def test_a_gpu_with_a_foreign_process_is_left_alone_and_one_with_our_shard
 ) -> None:
     ref = ShardRef("m/shard-0", "m", "m/shard-0", new_incarnation())
     ours = create_shard(ShardSpec(ref, tiny_model(tmp_path), namespace, threads=1), cpus=0.0)
-    keeper = await keeper_of(namespace, await pid_of(ours.handle))
+    identity: Identity = await ours.handle.identity.remote()
+    assert (identity.node, identity.pid) == (here(), await pid_of(ours.handle))
+    keeper = await keeper_of(namespace, identity.pid)
     (refused,) = await carver(namespace).carve(one_more())
     assert "run there that are not Shoal's" in refused
     assert await layout(keeper) == FOUND
-    assert await carver(namespace, ours).carve(one_more()) == ()
+    assert await carver(namespace, identity.pid).carve(one_more()) == ()
     assert await layout(keeper) == [*FOUND, ("3g.20gb", 4, 1)]
 
 

@@ -283,7 +283,7 @@ class Stubborn(MigManager):
 async def test_a_keeper_adrift_tries_until_our_shards_may_have_ended_too(nvml: FakeNvml) -> None:
     before, gone = layout(nvml), asyncio.Event()
     manager = Stubborn(in_vain=TRIES + 9)
-    keeper = MigKeeper(0.5, "tests", manager, leave=gone.set, pause_s=0.05)
+    keeper = MigKeeper(0.5, "tests", manager, leave=gone.set, pause_s=0.01)
     await keeper.recut(ONE_MORE, ())
     async with asyncio.timeout(20.0):
         await gone.wait()
