@@ -26,7 +26,7 @@ from actors.identity import Identity
 from actors.keeper import Keeper
 from actors.lifecycle import Event, Member, State, advance
 from actors.lives import Life
-from actors.naming import ActorAddress
+from actors.naming import ActorAddress, shard_name
 from actors.placing import Places
 from actors.shipyard import Shipyard
 from actors.slicing import Slices
@@ -136,16 +136,20 @@ class Fleet:
 
     def _adopt(self, found: Found) -> None:
         """One that is mute counts as up to date, and as not begun, until it says what it is."""
-        name, identity, now = found.name, found.identity, time.monotonic()
+        name, now = found.name, time.monotonic()
         stamp = self._shipyard.stamp(found.model)
         self._members[name] = Member(
             name, found.model, found.index, State.PENDING, now, stamp=stamp
         )
-        if identity is not None:
-            self._recognise(name, identity)
+        self._meet(found)
+        self._keeper.begin(name, partial(self._take_over, found))
+
+    def _meet(self, found: Found) -> None:
+        """Until one that is mute says which slice it has, it may have any."""
+        if found.identity is not None:
+            self._recognise(found.name, found.identity)
         elif found.model is not None:
             self._places.expect(found.model, found.index)
-        self._keeper.begin(name, partial(self._take_over, found))
 
     async def _take_over(self, found: Found) -> Life:
         """Its life, to go on with, once it says what it is. Raises ShardLost where it does not: a
@@ -162,12 +166,12 @@ class Fleet:
 
     def _recognise(self, name: str, identity: Identity) -> None:
         """It says what it is. First that it serves: an old one that does not is ended at once."""
-        self._stands(name, identity)
         if identity.loaded:
             self._move(name, Event.PLACED)
             self._move(name, Event.LOADED)
         stamp = "" if identity.leaving else identity.stamp
         self._members[name] = replace(self._members[name], stamp=stamp)
+        self._stands(name, identity)
 
     def _create(self, wish: Create) -> None:
         now = time.monotonic()
@@ -189,8 +193,7 @@ class Fleet:
             found = await look_at(address, self._timing.patience.ping_s)
             if found is None:
                 raise
-            if found.identity is not None:
-                self._recognise(wish.name, found.identity)
+            self._meet(found)
             return await self._take_over(found)
 
     def _stop(self, name: str) -> None:
@@ -210,7 +213,9 @@ class Fleet:
         member = self._members[name]
         self._carver.stands(name, identity)
         if member.model is not None:
-            self._places.note(member.model, member.index, identity.node, identity.devices)
+            where = (identity.node, identity.devices)
+            for rival in self._places.note(member.model, member.index, *where):
+                self._outdate(shard_name(*rival))
 
     def _hear(self, name: str, event: Event | None, message: str) -> None:
         if event is None:

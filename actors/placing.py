@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from actors.lives import Listener
 from actors.nodes import Node, living_nodes, offers
 from actors.sharing import Share
-from actors.slicing import GIB, Look, Shard, Site, Slices, look_again
+from actors.slice_book import Shard, Site
+from actors.slicing import GIB, Look, Slices, look_again
 from cluster.config import ModelConfig
 from cluster.placement import Kind, Placement, Wish, place
 from cluster.topology import Topology
@@ -74,15 +75,18 @@ class Places:
             self._taken[model, index] = one
         return made.placements[0].node if made.placements else None
 
-    def note(self, model: str, index: int, node: str, devices: tuple[str, ...] = ()) -> None:
+    def note(
+        self, model: str, index: int, node: str, devices: tuple[str, ...] = ()
+    ) -> tuple[Shard, ...]:
         """The shard is there, whoever put it there, wherever it was to go, and has these slices, if
-        any."""
+        any. Who has to go for that, as `Slices.note` says."""
         self._awaited.pop((model, index), None)
-        self._slices.note(model, index, node, devices)
+        rivals = self._slices.note(model, index, node, devices)
         taken = self._taken.get((model, index))
         if not devices and (taken is None or taken.node != node):
             self._taken.pop((model, index), None)
             self._noted[model, index] = node
+        return rivals
 
     def expect(self, model: str, index: int) -> None:
         """The shard lives, but has not said yet where; until it is noted, or leaves, no slice is

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from actors.lifecycle import Backoff, Event
 from actors.lives import Listener
-from actors.naming import shard_name
 from actors.nodes import Node, living_nodes, offers
 from actors.sharing import Share
+from actors.slice_book import Shard, Site, SliceBook, site_of
 from actors.survey import survey
+from actors.tasks import to_the_end
 from cluster.config import ModelConfig
-from cluster.errors import LedgerBroken
-from cluster.placement import Kind, Placement, Plan, Rank, Wish, place
+from cluster.placement import Kind, Placement, Plan, Wish, place
+from cluster.topology import Node as TopologyNode
 from cluster.topology import Topology
 
 GIB = 2**30
-
-Shard = tuple[str, int]
-"""A model, and which of its shards."""
 
 Look = Callable[[Topology], Awaitable[Topology]]
 """Surveys the cluster, where what is known already need not be asked again."""
@@ -31,15 +28,6 @@ Carve = Callable[[Plan], Awaitable[tuple[str, ...]]]
 """Makes the recuts of a plan; says what was refused."""
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """Where a shard is to begin: the id of a node, None to leave it to Ray, and its slices there,
-    by UUID."""
-
-    node: str | None
-    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +44,7 @@ async def look_again(known: Topology) -> Topology:
 
 
 class Slices:
-    """The book of which shard has which slice: the only one there is, since Ray counts none.
+    """Gives each shard a slice, as it stands in a book of its own.
 
     `carve` makes slices that are missing, where that is allowed.
     """
@@ -75,11 +63,10 @@ class Slices:
         self._look = look
         self._backoff = backoff or Backoff()
         self._topology = Topology(())
-        self._taken: dict[Shard, Placement] = {}
+        self._forgotten: set[str] = set()
+        self._book = SliceBook()
         self._seekers: dict[Shard, Seeker] = {}
-        self._expected: set[Shard] = set()
         self._avoided: frozenset[str] = frozenset()
-        self._news = asyncio.Event()
         self._seating = asyncio.Lock()
 
     async def find(self, model: str, index: int, share: Share, tell: Listener) -> Site:
@@ -91,10 +78,10 @@ class Slices:
             await asyncio.sleep(0)  # all who begin with it are known before anything is cut
             while True:
                 async with self._seating:
-                    self._news.clear()
+                    self._book.news.clear()
                     event, obstacle = await self._seat(seeker)
                 if not obstacle:
-                    return _site(self._taken[model, index])
+                    return site_of(self._book.taken[model, index])
                 tell(event, obstacle)
                 tries += 1
                 await self._changed(self._backoff.delay(tries))
@@ -104,32 +91,26 @@ class Slices:
     @property
     def taken(self) -> Mapping[Shard, Placement]:
         """Who has a slice, and where."""
-        return self._taken
+        return self._book.taken
 
     def expect(self, model: str, index: int) -> None:
         """The shard lives, and may have a slice, but has not said which: until it has, or is gone,
         none is given out."""
-        self._expected.add((model, index))
+        self._book.expect((model, index))
 
-    def note(self, model: str, index: int, node: str, devices: tuple[str, ...]) -> None:
-        """The shard has these, whoever gave them to it; it may be none."""
-        self._no_longer_expected(model, index)
-        there = self._taken.get((model, index))
-        if not devices or (there is not None and _site(there) == Site(node, devices)):
-            return
-        ranks = tuple(Rank(device, None) for device in devices)
+    def note(
+        self, model: str, index: int, node: str, devices: tuple[str, ...]
+    ) -> tuple[Shard, ...]:
+        """The shard has these. Who has to go for that: see `SliceBook.note`."""
         tenant = self._models[model].tenant if model in self._models else None
-        found = Placement(model, index, tenant, node, Kind.SLICE, ranks, memory_bytes=0)
-        self._taken[model, index] = found
+        return self._book.note((model, index), Site(node, devices), tenant)
 
     def leave(self, model: str, index: int) -> None:
         """The shard is gone, and its slice free. What it computed on may be why, so its node has to
         be surveyed again."""
-        self._no_longer_expected(model, index)
-        there = self._taken.pop((model, index), None)
-        if there is not None:
-            self._forget({there.node})
-            self._news.set()
+        node = self._book.leave((model, index))
+        if node is not None:
+            self._forget({node})
 
     def avoid(self, nodes: frozenset[str]) -> None:
         """From now on no shard gets a slice of these."""
@@ -137,50 +118,67 @@ class Slices:
 
     def sites(self) -> dict[Shard, Site]:
         """Of the shards that have a slice."""
-        return {shard: _site(there) for shard, there in self._taken.items()}
+        return self._book.sites()
 
     def verify(self) -> None:
         """Raises LedgerBroken where a slice has two shards."""
-        given = Counter(device for site in self.sites().values() for device in site.devices)
-        doubly = sorted(device for device, shards in given.items() if shards > 1)
-        if doubly:
-            raise LedgerBroken(f"{', '.join(doubly)} given to more than one shard")
+        self._book.verify()
 
     async def _seat(self, seeker: Seeker) -> tuple[Event | None, str]:
-        """Give it a slice, cut for it if need be. What is in the way: who has a place has to leave
-        it (CRAMPED), or a cut was refused."""
-        if self._expected:
-            names = ", ".join(shard_name(*shard) for shard in sorted(self._expected))
-            return None, f"{names} may have a slice, and has not said which"
-        nodes = await self._nodes()
-        made = await self._planned(seeker, nodes)
-        if made.missing and self._carve is not None:
-            cuts = await self._cuts_for(seeker, nodes)
-            refused = await self._carve(cuts) if cuts.recuts else ()
-            self._forget({recut.node for recut in cuts.recuts})
-            if refused:
-                return None, "; ".join(refused)
+        """Give it a slice, cut for it if need be, of one GPU after another until one can be. What
+        is in the way: somebody has to leave a slice first (CRAMPED), or to say which it has."""
+        if self._book.unsaid:
+            return None, self._book.unsaid
+        nodes, tried = await self._nodes(), dict[str, str]()
+        while True:
             made = await self._planned(seeker, nodes)
+            if self._book.unsaid:
+                return None, self._book.unsaid
+            if self._carve is None or not made.missing:
+                break
+            cuts = self._cuts_for(seeker, nodes, tried)
+            if not cuts.recuts:
+                break
+            tried |= await self._cut(self._carve, cuts)
         _log(made)
-        self._taken |= {(one.model, one.index): one for one in made.placements}
-        return Event.CRAMPED, "; ".join(missing.reason for missing in made.missing)
+        self._book.give(made.placements)
+        obstacles = [missing.reason for missing in made.missing]
+        refusals = [why for why in tried.values() if obstacles and why]
+        return Event.CRAMPED, "; ".join(obstacles + refusals)
 
     async def _planned(self, seeker: Seeker, nodes: Sequence[Node]) -> Plan:
         able = self._able(seeker, nodes)
-        self._topology = await self._look(self._topology)
-        return place(seeker.wish, seeker.index, self._among(able), self._taken.values())
+        await self._survey()
+        return place(seeker.wish, seeker.index, self._among(able), self._book.taken.values())
 
-    async def _cuts_for(self, seeker: Seeker, nodes: Sequence[Node]) -> Plan:
-        """How to come by a slice for it, where no slice is given up that others will get."""
-        taken = list(self._taken.values())
+    async def _survey(self) -> None:
+        """What is forgotten while somebody looks was seen too early, and is looked at again."""
+        while True:
+            self._forgotten.clear()
+            self._topology = await self._look(self._topology)
+            if not self._forgotten:
+                return
+            self._forget(self._forgotten)
+
+    def _cuts_for(self, seeker: Seeker, nodes: Sequence[Node], tried: Collection[str]) -> Plan:
+        """How to come by a slice for it, of another GPU than those that were tried, where no slice
+        is given up that others will get."""
+        taken = list(self._book.taken.values())
         for other in self._seekers.values():
             if other is not seeker:
                 there = self._among(self._able(other, nodes))
                 taken += place(other.wish, other.index, there, taken).placements
-        there = self._among(self._able(seeker, nodes))
+        there = _uncut(self._among(self._able(seeker, nodes)), tried)
         cuts = place(seeker.wish, seeker.index, there, taken, manage_mig=True)
         _log(cuts)
         return cuts
+
+    async def _cut(self, carve: Carve, cuts: Plan) -> dict[str, str]:
+        """Why not, GPU by GPU; "" where it was cut. Nobody plans until that has ended, even where
+        the seeker is not wanted any more."""
+        self._forget({recut.node for recut in cuts.recuts})
+        refused = await to_the_end(carve(cuts))
+        return dict.fromkeys((recut.gpu for recut in cuts.recuts), "; ".join(refused))
 
     def _able(self, seeker: Seeker, nodes: Sequence[Node]) -> frozenset[str]:
         """The nodes whose Ray resources, were they all free, would do for it."""
@@ -197,23 +195,25 @@ class Slices:
         may have changed."""
         try:
             async with asyncio.timeout(within_s):
-                await self._news.wait()
+                await self._book.news.wait()
         except TimeoutError:
-            self._topology = Topology(())
-
-    def _no_longer_expected(self, model: str, index: int) -> None:
-        if (model, index) in self._expected:
-            self._expected.remove((model, index))
-            self._news.set()
+            self._forget({node.name for node in self._topology.nodes})
 
     def _forget(self, nodes: set[str]) -> None:
         """They may have changed, and are surveyed again when they are next needed."""
+        self._forgotten |= nodes
         kept = tuple(node for node in self._topology.nodes if node.name not in nodes)
         self._topology = Topology(kept)
 
 
-def _site(placement: Placement) -> Site:
-    return Site(placement.node, placement.devices)
+def _uncut(topology: Topology, gpus: Collection[str]) -> Topology:
+    """These GPUs as if they could not be cut in any other way."""
+
+    def of(node: TopologyNode) -> TopologyNode:
+        fixed = (replace(gpu, profiles=()) if gpu.uuid in gpus else gpu for gpu in node.gpus)
+        return replace(node, gpus=tuple(fixed))
+
+    return Topology(tuple(map(of, topology.nodes)))
 
 
 def _wish(model: ModelConfig) -> Wish:

@@ -16,7 +16,8 @@ from actors.devices.discovery import discover
 from actors.devices.mig import MigManager
 from actors.lifecycle import Backoff, Event
 from actors.sharing import Share
-from actors.slicing import Site, Slices
+from actors.slice_book import Site
+from actors.slicing import Slices
 from actors.tasks import cancel_all
 from cluster.config import ModelConfig, ResourcesConfig
 from cluster.errors import DeviceUnavailable
@@ -35,6 +36,12 @@ ONE_MORE = Recut(HERE, PARTLY.uuid, (), (NewSlice("3g.20gb", 4),))
 """Cut of the free room."""
 
 
+def open_gate() -> asyncio.Event:
+    gate = asyncio.Event()
+    gate.set()
+    return gate
+
+
 class Machine:
     """One node whose GPUs are cut, and the places of shards on it: one model for each profile."""
 
@@ -46,6 +53,9 @@ class Machine:
         self.keeper = MigKeeper(float("inf"), "tests", MigManager())
         self.told: list[tuple[Event | None, str]] = []
         self.heard = asyncio.Event()
+        self.carved = 0
+        self.cuts, self.may_cut = asyncio.Event(), open_gate()
+        self.looks, self.may_look = asyncio.Event(), open_gate()
         self.slices = Slices(
             models,
             carve=self._carve if manage_mig else None,
@@ -74,9 +84,16 @@ class Machine:
         return [{"NodeID": HERE, "Resources": {"CPU": 8.0}}]
 
     async def _look(self, known: Topology) -> Topology:
-        return known if known.node(HERE) else Topology((discover(HERE),))
+        """What is seen is from before the gate."""
+        seen = known if known.node(HERE) else Topology((discover(HERE),))
+        self.looks.set()
+        await self.may_look.wait()
+        return seen
 
     async def _carve(self, plan: Plan) -> tuple[str, ...]:
+        self.carved += 1
+        self.cuts.set()
+        await self.may_cut.wait()
         refused = []
         for recut in plan.recuts:
             try:
@@ -170,7 +187,9 @@ async def test_a_shard_that_is_gone_is_not_waited_for_any_more(nvml: FakeNvml) -
     assert gpu_of(nvml, await waiting) == WHOLE.uuid
 
 
-async def test_a_cut_that_is_refused_drains_nobody_and_is_tried_again(nvml: FakeNvml) -> None:
+async def test_where_every_cut_is_refused_room_is_asked_for_and_the_reasons_are_said(
+    nvml: FakeNvml,
+) -> None:
     machine = Machine(manage_mig=True)
     for index in range(2):
         await machine.find("3g.20gb", index)
@@ -178,11 +197,73 @@ async def test_a_cut_that_is_refused_drains_nobody_and_is_tried_again(nvml: Fake
         gpu.processes.append(4711)
     waiting = await machine.seeking("3g.20gb", 2)
     event, reason = machine.told[0]
-    assert event is None
-    assert "processes [4711] run there that are not Shoal's" in reason
+    assert event is Event.CRAMPED
+    assert "all 2 MIG slice 3g.20gbs are taken" in reason
+    for gpu in (MIXED, WHOLE, PARTLY):
+        assert f"{gpu.uuid} is left alone: processes [4711] run there" in reason
     for gpu in nvml.gpus:
         gpu.processes.clear()
     assert gpu_of(nvml, await waiting) == PARTLY.uuid
+
+
+async def test_where_one_gpu_may_not_be_cut_the_next_is(nvml: FakeNvml) -> None:
+    machine = Machine(manage_mig=True)
+    for index in range(2):
+        await machine.find("3g.20gb", index)
+    nvml.gpu(PARTLY.uuid).processes.append(4711)
+    site = await machine.find("3g.20gb", 2)
+    assert gpu_of(nvml, site) not in (HALVES.uuid, PARTLY.uuid)
+    assert machine.told == []
+
+
+async def test_a_cut_ends_before_anybody_plans_even_where_its_seeker_is_not_wanted_any_more(
+    nvml: FakeNvml,
+) -> None:
+    machine = Machine(manage_mig=True)
+    for index in range(2):
+        await machine.find("3g.20gb", index)
+    machine.may_cut.clear()
+    unwanted = asyncio.create_task(machine.find("3g.20gb", 2))
+    await machine.cuts.wait()
+    unwanted.cancel()
+    other = asyncio.create_task(machine.find("3g.20gb", 3))
+    await asyncio.sleep(0)  # it has been cancelled, and the other waits for its turn
+    machine.may_cut.set()
+    assert gpu_of(nvml, await other) == PARTLY.uuid
+    assert unwanted.cancelled()
+    assert machine.carved == 1
+
+
+async def test_what_changes_while_somebody_looks_is_looked_at_again(nvml: FakeNvml) -> None:
+    machine = Machine(manage_mig=False)
+    (whole,) = uuids(WHOLE, profile="7g.40gb")
+    machine.slices.note("7g.40gb", 0, HERE, (whole,))
+    machine.may_look.clear()
+    finding = asyncio.create_task(machine.find("7g.40gb", 1))
+    await machine.looks.wait()
+    nvml.gpu(WHOLE.uuid).rows = (0, 1, 1, 0)
+    machine.slices.leave("7g.40gb", 0)
+    machine.may_look.set()
+    async with asyncio.timeout(20.0):
+        await machine.heard.wait()
+    assert machine.slices.sites() == {}
+    await cancel_all(finding)
+
+
+async def test_who_turns_out_to_have_some_slice_while_somebody_looks_is_waited_for(
+    nvml: FakeNvml,
+) -> None:
+    machine = Machine(manage_mig=False)
+    machine.may_look.clear()
+    finding = asyncio.create_task(machine.find("7g.40gb", 1))
+    await machine.looks.wait()
+    machine.slices.expect("7g.40gb", 0)
+    machine.may_look.set()
+    async with asyncio.timeout(20.0):
+        await machine.heard.wait()
+    assert machine.told[0] == (None, "7g.40gb/shard-0 may have a slice, and has not said which")
+    machine.slices.leave("7g.40gb", 0)
+    assert gpu_of(nvml, await finding) == WHOLE.uuid
 
 
 async def test_the_layout_found_is_put_back(nvml: FakeNvml) -> None:
