@@ -71,11 +71,6 @@ class MigManager:
             except DeviceUnavailable as error:
                 logger.warning("the MIG layout is not restored: %s", error.message)
                 problems.append(error.message)
-            except OSError as error:
-                problems.append(
-                    f"{uuid} is restored, but {error.filename} cannot be removed"
-                    f" ({error.strerror}): another keeper would restore it again"
-                )
         return tuple(problems)
 
     def _remember(self, uuid: str, layout: Layout) -> None:
@@ -93,8 +88,15 @@ class MigManager:
         self._found[uuid] = layout
 
     def _forget(self, uuid: str) -> None:
-        if self._book is not None:
-            self._book.strike(uuid)
+        """Raises DeviceUnavailable where it stays written down."""
+        try:
+            if self._book is not None:
+                self._book.strike(uuid)
+        except OSError as error:
+            raise DeviceUnavailable(
+                f"{uuid} has its layout again, and would be given it once more, since"
+                f" {error.filename} cannot be removed ({error.strerror})"
+            ) from error
         del self._found[uuid]
 
 

@@ -155,7 +155,7 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> Scheduler:
 async def router(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Router]:
     replica = SimpleNamespace(replica_id=SimpleNamespace(unique_id="router-1"), app_name="app")
     monkeypatch.setattr(serve, "get_replica_context", lambda: replica)
-    made = Router(parse_config(CONFIG), fleet=None)  # type: ignore[arg-type] # nobody asks it here
+    made = Router(parse_config(CONFIG), fleet=None)
     yield made
     await made._scheduler.close()
 

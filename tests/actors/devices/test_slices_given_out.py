@@ -199,8 +199,8 @@ async def test_where_every_cut_is_refused_room_is_asked_for_and_the_reasons_are_
     event, reason = machine.told[0]
     assert event is Event.CRAMPED
     assert "all 2 MIG slice 3g.20gbs are taken" in reason
-    for gpu in (MIXED, WHOLE, PARTLY):
-        assert f"{gpu.uuid} is left alone: processes [4711] run there" in reason
+    for cuttable in (MIXED, WHOLE, PARTLY):
+        assert f"{cuttable.uuid} is left alone: processes [4711] run there" in reason
     for gpu in nvml.gpus:
         gpu.processes.clear()
     assert gpu_of(nvml, await waiting) == PARTLY.uuid
