@@ -43,5 +43,6 @@ class Auditor:
         self, discrepancy: Discrepancy, router: str, found: Iterable[str]
     ) -> frozenset[str]:
         confirmed = self._doubts[discrepancy, router].confirmed(found)
-        self.mended[discrepancy] += len(confirmed)
+        if confirmed:
+            self.mended[discrepancy] += len(confirmed)
         return confirmed
