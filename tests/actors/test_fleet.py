@@ -354,7 +354,7 @@ async def test_an_outdated_shard_that_was_too_busy_to_say_so_serves_until_it_is_
     await sea.fleet.stop()
 
 
-@pytest.mark.parametrize("up_to_date", [True, False])
+@pytest.mark.parametrize("up_to_date", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
 async def test_a_shard_of_another_owner_that_bears_a_name_is_taken_over_if_it_is_up_to_date(
     folder: Path, up_to_date: bool
 ) -> None:

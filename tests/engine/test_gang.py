@@ -29,6 +29,10 @@ from tests.engine.gangs import Served, TwoRanks, heard, of_rank_0, two_ranks
 
 SPLITTABLE = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "phi3", "olmo2", "mixtral")
 
+QUICK = ("llama", "gemma3", "phi3", "mixtral")
+"""Split in every run: the plainest, windows, joined projections, experts. `-m exhaustive` splits
+the others."""
+
 MODEL = ModelConfig(
     tensor_parallel=2,
     max_model_len=256,
@@ -42,7 +46,13 @@ def saved(folder: Path, family: str) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=SPLITTABLE)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.exhaustive)
+        for name in SPLITTABLE
+    ],
+)
 def family(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
