@@ -124,7 +124,9 @@ def _greeting(
     model = config.shoal.models[0].name
     body = json.dumps({"model": model, "temperature": 0, "messages": [question]})
     key = "" if config.shoal.gateway.auth.mode == "none" else _key_header(config, secrets)
-    token = f"RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={secrets.ray_token}"
+    # Else Ray would look for 127.0.0.1 at the address that this machine has for others.
+    loopback = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0"
+    token = f"{loopback} RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={secrets.ray_token}"
     took = ", ".join(f"{stage.lower()} {took:.1f}" for stage, took in seconds.items())
     return f"""
 Ready after {sum(seconds.values()):.1f} s ({took}).

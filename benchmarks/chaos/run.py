@@ -11,6 +11,7 @@ from random import Random
 
 import httpx
 import psutil
+from ray.exceptions import RayActorError
 
 from actors.tasks import cancel_all
 from benchmarks.chaos.faults import Fault, Victim, draw, find
@@ -26,6 +27,10 @@ VICTIM_S = 120.0
 """One that can be struck is there within that time."""
 
 SETTLED_S = 60.0
+
+CLOSED_S = 300.0
+"""Of several looks at the books, should a shard die during one."""
+
 PATIENCE_S = 600.0
 """Of the client: longer than the system's own."""
 
@@ -66,7 +71,7 @@ class Chaos:
             faults.cancel()
             await asyncio.gather(faults, return_exceptions=True)
             self.report.broken = await self._still_broken()
-        await self._close_the_books()
+        await until(self._closes_the_books, within_s=CLOSED_S)
         return self.report
 
     async def _undisturbed(self, http: httpx.AsyncClient, wanted: list[Ask]) -> list[Answer]:
@@ -162,6 +167,14 @@ class Chaos:
         except httpx.HTTPError:
             return False
         return told.status_code == httpx.codes.OK and len(told.json()["shards"]) == self._shards
+
+    async def _closes_the_books(self) -> bool:
+        """False where a shard died meanwhile, as one does that is given up once it wakes."""
+        try:
+            await self._close_the_books()
+        except RayActorError:
+            return False
+        return True
 
     async def _close_the_books(self) -> None:
         """What is left when all is over; the books have to balance, or this raises."""
