@@ -113,7 +113,7 @@ def test_a_burst_of_signals_leaves_neither_processes_nor_files(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_the_printed_curl_line_answers_and_a_signal_ends_everything() -> None:
+def test_the_printed_lines_answer_and_a_signal_ends_everything() -> None:
     port = free_port()
     with serve("--port", port) as launcher:
         assert launcher.stdout is not None
@@ -123,13 +123,17 @@ def test_the_printed_curl_line_answers_and_a_signal_ends_everything() -> None:
             if line.startswith("Ctrl-C ends"):
                 break
         (curl,) = [line for line in printed if line.startswith("  curl ")]
+        (python,) = [line for line in printed if line.startswith("  Python ")]
         answer = subprocess.run(curl, shell=True, capture_output=True, text=True, check=True)
+        handle = python.split(maxsplit=1)[1].replace(".venv/bin/python", sys.executable)
+        handled = subprocess.run(handle, shell=True, capture_output=True, text=True, check=True)
         started = psutil.Process(launcher.pid).children(recursive=True)
         open_to_strangers = [port for process in started for port in beyond_loopback(process)]
         launcher.send_signal(signal.SIGINT)
         launcher.stdout.read()
         status = launcher.wait(120)
     assert "The capital of France is Paris." in answer.stdout
+    assert handled.stdout.count("The capital of France is Paris.") == 2  # whole, and in pieces
     assert len(started) > 5
     assert open_to_strangers == []
     assert [process for process in started if not is_gone(process.pid)] == []
