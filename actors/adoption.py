@@ -12,7 +12,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 
 from actors.identity import Identity
 from actors.lives import Life, Patience, bury
-from actors.naming import SCHEDULER, ActorAddress, shard_index, shard_model
+from actors.naming import SCHEDULER, ActorAddress, names_in, shard_index, shard_model
 from cluster.errors import NotReady
 
 AGAIN_S = 0.1
@@ -90,7 +90,6 @@ async def end_living(namespace: str, patience: Patience) -> None:
 
 async def _addresses(namespace: str) -> list[ActorAddress]:
     """Of all in the namespace whose names are the fleet's to give."""
-    entries = await asyncio.to_thread(ray.util.list_named_actors, all_namespaces=True)
-    names = sorted(one["name"] for one in entries if one["namespace"] == namespace)
+    names = await names_in(namespace)
     ours = [name for name in names if name == SCHEDULER or shard_index(name) is not None]
     return [ActorAddress(name, namespace) for name in ours]

@@ -23,7 +23,7 @@ from actors.devices.mig import MigManager
 from actors.identity import Identity
 from actors.lives import in_words
 from actors.models import default_cache
-from actors.naming import ActorAddress
+from actors.naming import ActorAddress, names_in
 from actors.nodes import living_nodes
 from actors.tether import Tether
 from cluster.errors import NotReady
@@ -226,6 +226,4 @@ class Carver:
         return actor.remote(self._slack_s, self._namespace)
 
     async def _names(self) -> list[str]:
-        entries = await asyncio.to_thread(ray.util.list_named_actors, all_namespaces=True)
-        names = [one["name"] for one in entries if one["namespace"] == self._namespace]
-        return [name for name in names if name.startswith(PREFIX)]
+        return [name for name in await names_in(self._namespace) if name.startswith(PREFIX)]

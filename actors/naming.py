@@ -28,6 +28,12 @@ def shard_model(name: str) -> str:
     return name.rpartition("/shard-")[0]
 
 
+async def names_in(namespace: str) -> list[str]:
+    """The names that actors bear there, sorted."""
+    entries = await asyncio.to_thread(ray.util.list_named_actors, all_namespaces=True)
+    return sorted(one["name"] for one in entries if one["namespace"] == namespace)
+
+
 @dataclass(frozen=True, slots=True)
 class ActorAddress:
     """A name in a namespace. Who answers to it changes when an actor is replaced."""
