@@ -118,8 +118,7 @@ class Places:
         self._noted.pop((model, index), None)
         self._awaited.pop((model, index), None)
         if there is not None and there.devices:
-            others = (node for node in self._topology.nodes if node.name != there.node)
-            self._topology = Topology(tuple(others))
+            self._topology = self._topology.without({there.node})
 
     async def _able(self, model: ModelConfig, share: Share) -> list[str]:
         """The nodes whose Ray resources, were they all free, would do for a shard."""
@@ -131,7 +130,7 @@ class Places:
         if able:
             async with self._looking:
                 self._topology = await self._look(self._topology)
-        return Topology(tuple(node for node in self._topology.nodes if node.name in able))
+        return self._topology.among(able)
 
     def _recall(self, wish: Wish, topology: Topology) -> None:
         """Shards that came to their node without the planner get a place there by it."""

@@ -149,7 +149,8 @@ class Slices:
     async def _planned(self, seeker: Seeker, nodes: Sequence[Node]) -> Plan:
         able = self._able(seeker, nodes)
         await self._survey()
-        return place(seeker.wish, seeker.index, self._among(able), self._book.taken.values())
+        there = self._topology.among(able)
+        return place(seeker.wish, seeker.index, there, self._book.taken.values())
 
     async def _survey(self) -> None:
         """What is forgotten while somebody looks was seen too early, and is looked at again."""
@@ -166,9 +167,9 @@ class Slices:
         taken = list(self._book.taken.values())
         for other in self._seekers.values():
             if other is not seeker:
-                there = self._among(self._able(other, nodes))
+                there = self._topology.among(self._able(other, nodes))
                 taken += place(other.wish, other.index, there, taken).placements
-        there = _uncut(self._among(self._able(seeker, nodes)), tried)
+        there = _uncut(self._topology.among(self._able(seeker, nodes)), tried)
         cuts = place(seeker.wish, seeker.index, there, taken, manage_mig=True)
         _log(cuts)
         return cuts
@@ -187,9 +188,6 @@ class Slices:
         able = {node["NodeID"] for node in nodes if offers(node, asked)}
         return frozenset(able - self._avoided)
 
-    def _among(self, names: Collection[str]) -> Topology:
-        return Topology(tuple(node for node in self._topology.nodes if node.name in names))
-
     async def _changed(self, within_s: float) -> None:
         """Until somebody left a slice, or said which it has, or a while has passed, in which all
         may have changed."""
@@ -202,8 +200,7 @@ class Slices:
     def _forget(self, nodes: set[str]) -> None:
         """They may have changed, and are surveyed again when they are next needed."""
         self._forgotten |= nodes
-        kept = tuple(node for node in self._topology.nodes if node.name not in nodes)
-        self._topology = Topology(kept)
+        self._topology = self._topology.without(nodes)
 
 
 def _uncut(topology: Topology, gpus: Collection[str]) -> Topology:

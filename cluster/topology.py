@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -144,6 +145,14 @@ class Topology:
 
     def node(self, name: str) -> Node | None:
         return next((node for node in self.nodes if node.name == name), None)
+
+    def among(self, names: Collection[str]) -> Topology:
+        """These machines alone, as far as they are there."""
+        return Topology(tuple(node for node in self.nodes if node.name in names))
+
+    def without(self, names: Collection[str]) -> Topology:
+        """The other machines."""
+        return Topology(tuple(node for node in self.nodes if node.name not in names))
 
     @property
     def has_accelerators(self) -> bool:
