@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.admission import MAX_RETRY_AFTER_S, MIN_RETRY_AFTER_S, retry_after_s
@@ -40,6 +40,5 @@ def test_retry_after_is_when_those_ahead_will_have_left() -> None:
 
 
 @given(predicted=st.floats(0, allow_nan=False))
-@settings(derandomize=True, deadline=None)
 def test_retry_after_stays_within_its_bounds(predicted: float) -> None:
     assert MIN_RETRY_AFTER_S <= retry_after_s(predicted) <= MAX_RETRY_AFTER_S

@@ -205,7 +205,6 @@ LOOKS = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(LOOKS, st.integers(0, 5), st.integers(0, 20), st.floats(0, 40), st.integers(0, 50))
 def test_the_number_never_leaves_its_bounds(
     looks: list[ModelStats], fewest: int, more: int, down_after_s: float, first: int
@@ -221,7 +220,7 @@ def test_the_number_never_leaves_its_bounds(
         assert (wanted is None) == (scaler.wanted == before)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.floats(0.1, 8), st.floats(0.05, 1), st.integers(0, 40), st.integers(1, 16))
 def test_under_a_constant_load_the_number_comes_to_rest(
     work: float, knee: float, startup_s: int, first: int
@@ -235,7 +234,6 @@ def test_under_a_constant_load_the_number_comes_to_rest(
     assert len(paper.wanted) - settled <= 2 * 1200 / ((FORGET + 1) * CONFIG.down_after_s)
 
 
-@settings(deadline=None)
 @given(st.floats(0.2, 0.6), st.floats(1.5, 9.0), st.integers(0, 60))
 def test_a_step_of_the_load_is_answered_within_half_a_minute(
     before: float, after: float, startup_s: int

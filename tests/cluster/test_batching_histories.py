@@ -221,6 +221,4 @@ class BatcherHistories(RuleBasedStateMachine):
 
 
 TestBatcherHistories = BatcherHistories.TestCase
-TestBatcherHistories.settings = settings(
-    max_examples=400, stateful_step_count=40, deadline=None, derandomize=True
-)
+TestBatcherHistories.settings = settings(max_examples=400, stateful_step_count=40)

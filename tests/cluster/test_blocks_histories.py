@@ -103,6 +103,4 @@ class BlockPoolHistories(RuleBasedStateMachine):
 
 
 TestBlockPoolHistories = BlockPoolHistories.TestCase
-TestBlockPoolHistories.settings = settings(
-    max_examples=200, stateful_step_count=40, deadline=None, derandomize=True
-)
+TestBlockPoolHistories.settings = settings(max_examples=200, stateful_step_count=40)

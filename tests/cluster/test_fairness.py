@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.fairness import FORGET_ABOVE, FairClock, OutputEstimate
@@ -25,7 +25,6 @@ def serve(clock: FairClock, weights: dict[str, float], costs: dict[str, int]) ->
 
 
 @given(flows=FLOWS, rounds=st.integers(50, 300))
-@settings(derandomize=True, deadline=None)
 def test_what_two_waiting_flows_get_per_weight_differs_by_one_request_of_each_at_most(
     flows: list[tuple[float, list[int]]], rounds: int
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.config import ModelConfig, parse_config
@@ -55,7 +55,6 @@ NAMES = ("a", "b", "c")
 TENANTS = ("x", "y", "z")
 
 
-@settings(derandomize=True, deadline=None)
 @given(
     st.sets(st.tuples(st.sampled_from(TENANTS), st.sampled_from(NAMES))),
     st.sampled_from(TENANTS),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.measures import ACCURACY, RecentSeconds
@@ -11,7 +11,6 @@ from cluster.stats import Percentiles
 
 
 @given(seconds=st.lists(st.floats(0.001, 1000), min_size=1, max_size=200))
-@settings(derandomize=True, deadline=None)
 def test_a_percentile_is_as_near_as_promised(seconds: list[float]) -> None:
     recent = RecentSeconds()
     for each in seconds:

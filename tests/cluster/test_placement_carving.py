@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.placement import NewSlice, Placement, Wish, place, plan
@@ -44,7 +44,6 @@ def test_a_gpu_whose_layout_is_unknown_is_left_alone() -> None:
     assert carve(unknown, ["1g.5gb"], frozenset()) is None
 
 
-@settings(derandomize=True, deadline=None)
 @given(
     st.sampled_from(recorded("mig-a100").gpus),
     st.lists(st.sampled_from(PROFILES), min_size=1, max_size=4),
@@ -116,7 +115,6 @@ def test_one_shard_more_is_told_what_to_cut_for_it() -> None:
     assert not {device for one in first for device in one.devices} & set(recut.destroy)
 
 
-@settings(derandomize=True, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(PROFILES), st.integers(1, 4)), max_size=4), st.booleans())
 def test_a_gpu_is_cut_once_in_a_plan_and_for_those_only_who_have_no_place(
     wanted: list[tuple[str, int]], sick: bool

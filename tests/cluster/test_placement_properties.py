@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from random import Random
 
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from cluster.placement import Kind, Wish, plan
@@ -13,7 +13,6 @@ from cluster.topology import Topology
 from tests.cluster.machines import seated, topologies, wish_lists, without_gpu
 
 
-@settings(derandomize=True, deadline=None)
 @given(topologies(), wish_lists())
 def test_no_device_has_two_owners_or_promises_more_memory_than_it_has(
     topology: Topology, wishes: list[Wish]
@@ -21,7 +20,6 @@ def test_no_device_has_two_owners_or_promises_more_memory_than_it_has(
     seated(plan(wishes, topology), topology)
 
 
-@settings(derandomize=True, deadline=None)
 @given(topologies(), wish_lists())
 def test_every_shard_wished_for_is_placed_once_or_missing_once(
     topology: Topology, wishes: list[Wish]
@@ -33,7 +31,6 @@ def test_every_shard_wished_for_is_placed_once_or_missing_once(
     assert all(missing.reason for missing in planned.missing)
 
 
-@settings(derandomize=True, deadline=None)
 @given(topologies(), wish_lists())
 def test_a_shard_gets_what_its_wish_asks_for(topology: Topology, wishes: list[Wish]) -> None:
     by_model = {wish.model: wish for wish in wishes}
@@ -53,7 +50,6 @@ def test_a_shard_gets_what_its_wish_asks_for(topology: Topology, wishes: list[Wi
             assert wish.tensor_parallel == 1
 
 
-@settings(derandomize=True, deadline=None)
 @given(topologies(), wish_lists(), st.randoms(use_true_random=False))
 def test_the_order_of_nodes_changes_nothing(
     topology: Topology, wishes: list[Wish], shuffle: Random
@@ -63,7 +59,6 @@ def test_the_order_of_nodes_changes_nothing(
     assert plan(wishes, Topology(tuple(nodes))).placements == plan(wishes, topology).placements
 
 
-@settings(derandomize=True, deadline=None)
 @given(topologies(), wish_lists())
 def test_a_plan_made_again_from_its_own_places_moves_nobody(
     topology: Topology, wishes: list[Wish]
@@ -73,7 +68,6 @@ def test_a_plan_made_again_from_its_own_places_moves_nobody(
     assert again.placements == first.placements
 
 
-@settings(derandomize=True, deadline=None)
 @given(topologies(), wish_lists(), st.data())
 def test_the_loss_of_a_device_moves_only_who_sat_on_it(
     topology: Topology, wishes: list[Wish], data: st.DataObject
@@ -100,7 +94,6 @@ def test_the_loss_of_a_device_moves_only_who_sat_on_it(
             assert not lost & set(seats.get(one.name, ("", ()))[1])
 
 
-@settings(derandomize=True, deadline=None)
 @given(topologies(), st.integers(0, 20))
 def test_single_shards_are_missing_only_when_no_device_is_left(
     topology: Topology, count: int
@@ -110,7 +103,6 @@ def test_single_shards_are_missing_only_when_no_device_is_left(
     assert len(planned.placements) == min(count, whole)
 
 
-@settings(derandomize=True, deadline=None)
 @given(topologies(), st.integers(0, 12))
 def test_replicas_are_spread_as_evenly_as_the_nodes_allow(topology: Topology, count: int) -> None:
     room = {

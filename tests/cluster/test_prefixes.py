@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.messages import PageHash
@@ -28,7 +28,6 @@ def depths(index: PrefixIndex, prompt: Sequence[PageHash]) -> dict[str, int]:
 
 
 @given(moves=st.lists(MOVES, max_size=30), prompt=st.lists(st.sampled_from(PAGES), unique=True))
-@settings(derandomize=True, deadline=None)
 def test_the_index_matches_what_a_set_a_shard_would(
     moves: list[tuple[str, str, list[PageHash]]], prompt: list[PageHash]
 ) -> None:
@@ -51,7 +50,6 @@ def test_the_index_matches_what_a_set_a_shard_would(
 
 
 @given(moves=st.lists(MOVES, max_size=30), bound=st.integers(1, 8))
-@settings(derandomize=True, deadline=None)
 def test_the_index_never_exceeds_its_bound(
     moves: list[tuple[str, str, list[PageHash]]], bound: int
 ) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import count
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.lanes import Waiting
@@ -126,7 +126,6 @@ REQUESTS = st.lists(
 
 
 @given(requests=REQUESTS)
-@settings(derandomize=True, deadline=None)
 def test_while_anybody_waits_somebody_has_a_turn_and_all_are_served_once(
     requests: list[tuple[str, str, float, int]],
 ) -> None:
@@ -138,7 +137,6 @@ def test_while_anybody_waits_somebody_has_a_turn_and_all_are_served_once(
 
 
 @given(requests=REQUESTS, flood=st.integers(1, 60))
-@settings(derandomize=True, deadline=None)
 def test_nobody_starves_behind_an_endless_flood_of_others(
     requests: list[tuple[str, str, float, int]], flood: int
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.loads import ModelShards
@@ -199,7 +199,6 @@ LOADS = st.fixed_dictionaries(
     choices=st.integers(1, 3),
     rank=st.integers(0, 2),
 )
-@settings(derandomize=True, deadline=None)
 def test_whoever_fits_anywhere_is_placed_where_it_fits(
     loads: list[dict[str, int]], prompt: int, choices: int, rank: int
 ) -> None:
@@ -228,7 +227,6 @@ def test_a_shard_with_room_for_batch_is_found_behind_those_that_have_room_for_ch
 
 
 @given(moves=st.lists(st.tuples(st.integers(0, 9), LOADS), max_size=40))
-@settings(derandomize=True, deadline=None)
 def test_the_orders_stay_sorted_as_loads_change(moves: list[tuple[int, dict[str, int]]]) -> None:
     model = ModelShards(CONFIG)
     for number, load in moves:

@@ -267,7 +267,7 @@ def lived(seed: int, moves: int) -> History:
 
 
 @given(seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 def test_every_submission_is_leased_refused_withdrawn_or_still_waits(seed: int) -> None:
     lived(seed, moves=150)
 

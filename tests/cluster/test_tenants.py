@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.errors import LedgerBroken
@@ -83,7 +83,6 @@ SPENDINGS = st.lists(st.tuples(st.floats(0, 30), st.integers(1, 150)), max_size=
 
 
 @given(spendings=SPENDINGS, wanted=st.integers(1, 200), begun=st.floats(0, 1e6))
-@settings(derandomize=True, deadline=None)
 def test_waiting_as_long_as_was_said_is_enough(
     spendings: list[tuple[float, int]], wanted: int, begun: float
 ) -> None:
@@ -98,7 +97,6 @@ def test_waiting_as_long_as_was_said_is_enough(
 
 
 @given(spendings=SPENDINGS)
-@settings(derandomize=True, deadline=None)
 def test_a_window_counts_all_of_its_span_and_nothing_much_older(
     spendings: list[tuple[float, int]],
 ) -> None:
@@ -119,7 +117,6 @@ MOVES = st.lists(
 
 
 @given(moves=MOVES)
-@settings(derandomize=True, deadline=None)
 def test_the_books_balance_after_any_history(moves: list[tuple[str, int, float]]) -> None:
     tenants, now = Tenants(CONFIG), 0.0
     for move, number, pause in moves:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from cluster.plain import from_json, to_json
 from cluster.topology import Closeness, Topology
 from tests.cluster.machines import RECORDED, cluster_of, recorded, topologies
 
 
-@settings(derandomize=True, deadline=None)
 @given(topologies())
 def test_a_topology_survives_being_written_down(topology: Topology) -> None:
     assert from_json(Topology, to_json(topology)) == topology

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.windows import ENOUGH, PERIOD_S, GatheringWindow
@@ -48,7 +48,6 @@ def test_a_window_closes_once_as_many_have_gathered_as_arrive_in_the_longest() -
 
 
 @given(waits=st.lists(st.floats(0, 10), min_size=1, max_size=50), gap=st.floats(0, 0.1))
-@settings(derandomize=True, deadline=None)
 def test_no_window_is_ever_open_for_longer_than_its_bound(waits: list[float], gap: float) -> None:
     window, now = GatheringWindow(0.0, 0.05), 0.0
     for wait_s in waits:

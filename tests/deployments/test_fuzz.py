@@ -54,8 +54,6 @@ def test_no_request_finds_a_failure_of_ours(
 ) -> None:
     @settings(
         max_examples=120,
-        derandomize=True,
-        deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
     )

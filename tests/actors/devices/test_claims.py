@@ -9,7 +9,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.devices.claims import CpuClaims
@@ -110,7 +110,6 @@ def test_who_waits_too_long_for_a_turn_gets_nothing(scope: str) -> None:
     waiter.release()
 
 
-@settings(derandomize=True, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=20))
 def test_no_cpu_is_held_twice_whatever_happens(history: list[tuple[int, int]]) -> None:
     scope = f"test-{uuid4().hex}"

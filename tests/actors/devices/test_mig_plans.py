@@ -32,8 +32,6 @@ def test_a_plan_is_made_real_by_its_recuts(install: Install) -> None:
 
 
 @settings(
-    derandomize=True,
-    deadline=None,
     max_examples=40,
     # The fixture only puts a new library in place, which each example does for itself.
     suppress_health_check=[HealthCheck.function_scoped_fixture],

@@ -288,8 +288,6 @@ async def test_a_gpu_with_a_fault_gets_no_shard_until_it_reads_healthy(nvml: Fak
 
 
 @settings(
-    derandomize=True,
-    deadline=None,
     max_examples=30,
     # The fixture only puts a new library in place, which each example does for itself.
     suppress_health_check=[HealthCheck.function_scoped_fixture],
