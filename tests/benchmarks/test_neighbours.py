@@ -35,7 +35,7 @@ async def test_only_what_was_served_counts_as_a_wait() -> None:
             over.set()
         return httpx.Response(status)
 
-    waits = await probe(Answering(0, 0, answer), over)
+    waits = await probe(Answering(0, 0, "", answer), over)
     asked = 4 - len(statuses)
     assert (len(waits.seconds), waits.failed) == (asked // 2, asked - asked // 2)
 
