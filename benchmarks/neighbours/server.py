@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,11 +39,9 @@ class Server(tiny.Server):
         queued = sum(books["scheduler"]["queued"].values())
         return int(pages + books["scheduler"]["leased"] + queued)
 
-    async def freed_s(self, limit_s: float) -> float:
-        """How long from now until nothing is held; raises TimeoutError after `limit_s`."""
-        began = time.monotonic()
+    async def until_free(self, limit_s: float) -> None:
+        """Returns once nothing is held; raises TimeoutError after `limit_s`."""
         await until(self._is_free, within_s=limit_s)
-        return time.monotonic() - began
 
     async def _is_free(self) -> bool:
         try:
