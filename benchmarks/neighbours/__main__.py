@@ -4,8 +4,9 @@
 
 For each kind of bad neighbour: what requests of another tenant take meanwhile, beside what they
 take alone, and how long it is until pages, leases and places in the queue are free once it, or the
-Gateway it was at, has gone, or until the server has ended what it does not want to hold. Exit status 1 where a wait or a
-time is beyond what is stated here, or more failed than were under way at a Gateway that was killed.
+Gateway it was at, has gone, or until the server has ended what it does not want to hold. Exit
+status 1 where a wait or a time is beyond what is stated here, or more failed than were under way at
+a Gateway that was killed.
 """
 
 from __future__ import annotations
