@@ -39,8 +39,8 @@ TRACE = ROOT / "benchmarks" / "data" / "azure_conversation.csv"
 BEGIN_S = 60.0
 """The trace before that has not come to its load yet."""
 
-PHASES = (Phase(40, 0.3), Phase(20, 0.7), Phase(70, 1.2), Phase(20, 0.7), Phase(80, 0.3))
-SCALE = Scale(prompt=1 / 16, output=0.4, longest_prompt=500, longest_output=400)
+PHASES = (Phase(40, 0.3), Phase(20, 0.7), Phase(60, 1.2), Phase(20, 0.7), Phase(90, 0.3))
+SCALE = Scale(prompt=1 / 16, output=1 / 4, longest_prompt=500, longest_output=250)
 WARM_PROMPTS = 8
 PATIENCE_S = 30.0
 """So long after the last request what is not answered has failed."""
@@ -121,8 +121,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--max-shards", type=int, default=3)
     parser.add_argument("--places", type=int, default=4, help="of a shard: max_num_seqs")
     parser.add_argument("--share", type=float, default=0.25, help="of a core that a shard has")
-    parser.add_argument("--settle", type=float, default=5.0, help="settle_s")
-    parser.add_argument("--down-after", type=float, default=15.0, help="down_after_s")
+    parser.add_argument("--settle", type=float, default=30.0, help="settle_s")
+    parser.add_argument("--down-after", type=float, default=20.0, help="down_after_s")
     parser.add_argument(
         "--warm-up",
         type=float,
