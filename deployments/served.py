@@ -45,9 +45,10 @@ class ServedModel:
 
         Raises InvalidRequest, ContextTooLong.
         """
-        written = await self.text.render([message.for_template() for message in messages])
+        turns = [message.for_template() for message in messages]
+        written = await self.text.render(turns)
         self._require_room(written, "messages")
-        return await self.text.encode(written, special=False)
+        return await self.text.encode_chat(turns, written)
 
     def check_ids(self, ids: Iterable[int], field: str) -> None:
         """Raises InvalidRequest for ids beyond the vocabulary."""
