@@ -57,14 +57,17 @@ class ServedModel:
         if wrong is not None:
             raise InvalidRequest(f"`{field}`: the {size} tokens end before {wrong}", field)
 
-    def room_beside(self, prompt_len: int, wanted: int, field: str) -> int:
-        """Tokens that the context leaves beside a prompt. Raises where `wanted` are more."""
+    def room_beside(self, prompt_len: int, wanted: int, field: str, limit: str = "") -> int:
+        """Tokens that the context leaves beside a prompt. Where `wanted` are more, raises
+        ContextTooLong that names `limit`, in which they stand, if fewer could be had, else `field`,
+        which is the prompt's.
+        """
         left = self.context - prompt_len
         if left < wanted:
             raise ContextTooLong(
                 f"the prompt has {prompt_len} tokens and {wanted} more were asked for;"
                 f" the context of {self.name} is {self.context} tokens",
-                field,
+                limit if limit and left > 0 else field,
             )
         return left
 
