@@ -17,7 +17,7 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class Withdrawn:
-    """The lease is no longer wanted, whether it has been granted or not; so `router` was told. Any
+    """The lease is no longer wanted, whether it has been granted or not: so `router` says, and any
     other that waits for it does so in vain."""
 
     request_id: str
