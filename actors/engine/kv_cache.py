@@ -12,7 +12,7 @@ values joined in one tensor. SDPA reads tokens-first keys as fast as heads-first
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -125,6 +125,44 @@ class KVCache:
         for layer in self._layers.values():
             layer.keys[targets] = layer.keys[sources]
             layer.values[targets] = layer.values[sources]
+
+    @property
+    def page_bytes(self) -> int:
+        """Memory of one page over all layers, bytes."""
+        return sum(rows.shape[1] for rows in self._rows())
+
+    def read_pages(self, pages: Sequence[int]) -> NDArray[np.uint8]:
+        """What `pages` hold, in memory of the host: `[len(pages), page_bytes]`, a page a row, layer
+        by layer, each layer's keys before its values."""
+        index = torch.tensor(pages, dtype=torch.int64, device=self.device)
+        read = torch.empty(len(pages), self.page_bytes, dtype=torch.uint8, device=self.device)
+        start = 0
+        for rows in self._rows():
+            read[:, start : start + rows.shape[1]] = rows.index_select(0, index)
+            start += rows.shape[1]
+        host: NDArray[np.uint8] = read.cpu().numpy()
+        return host
+
+    def write_pages(self, pages: Sequence[int], data: NDArray[np.uint8]) -> None:
+        """Make `pages` hold what `read_pages` gave. No number in it may be infinite or none.
+
+        Raises ValueError where `data` is not `[len(pages), page_bytes]`.
+        """
+        if data.shape != (len(pages), self.page_bytes):
+            raise ValueError(f"{data.shape} bytes for {len(pages)} pages of {self.page_bytes}")
+        index = torch.tensor(pages, dtype=torch.int64, device=self.device)
+        # Copied, since torch takes no array that is read-only, as one in shared memory is.
+        given = torch.from_numpy(np.array(data)).to(self.device)
+        start = 0
+        for rows in self._rows():
+            rows.index_copy_(0, index, given[:, start : start + rows.shape[1]])
+            start += rows.shape[1]
+
+    def _rows(self) -> Iterator[Tensor]:
+        """All pages of a layer's keys, then of its values, as bytes: `[num_blocks, row]`."""
+        for layer in self._layers.values():
+            yield layer.keys.view(torch.uint8)
+            yield layer.values.view(torch.uint8)
 
 
 class _LayerPages:
