@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from actors.outbox import Delta
 from cluster.batching import Progress
-from cluster.blocks import PageEvents
 from cluster.errors import LedgerBroken, ShoalError
+from cluster.findable import PageEvents
 from cluster.messages import Assignment, PageHash, RequestFailed
 from cluster.reports import HeldRequest, ShardCapacity
 from cluster.stats import EngineStats

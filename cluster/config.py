@@ -27,6 +27,26 @@ class CacheConfig(Frozen):
         None, gt=0, le=0.95, description="Of the free memory; by default 0.1 on CPU, 0.9 on GPU."
     )
     prefix_caching: bool = Field(True, description="Keep pages of ended sequences for reuse.")
+    host_gib: float | None = Field(
+        None,
+        ge=0,
+        description="Host memory for pages that leave the pool, GiB; by default the pool's size"
+        " on a GPU, within a quarter of the free memory, and none on a CPU.",
+    )
+    high_water: float = Field(
+        0.85, gt=0, le=1, description="Above this share of pages in use lower classes are paused."
+    )
+    low_water: float = Field(
+        0.7, gt=0, le=1, description="Within this share the paused fit in again."
+    )
+
+    @model_validator(mode="after")
+    def _host_memory_and_marks(self) -> CacheConfig:
+        if self.host_gib and not self.prefix_caching:
+            raise ValueError("host_gib needs prefix_caching: pages come back by their hashes")
+        if self.low_water > self.high_water:
+            raise ValueError("low_water must not be above high_water")
+        return self
 
     @property
     def tokens(self) -> int | None:
@@ -125,6 +145,10 @@ class ModelConfig(Frozen):
             raise ValueError(
                 "deterministic needs tensor_parallel 1: how a sum over ranks rounds depends on"
                 " where a row stands in its step"
+            )
+        if self.cache.host_gib:
+            raise ValueError(
+                "cache.host_gib needs tensor_parallel 1: each rank has a part of every page"
             )
         if self.resources.mig_profile is not None:
             raise ValueError("mig_profile needs tensor_parallel 1: slices have no link")

@@ -13,8 +13,10 @@ class EngineStats:
     """Pages and sequences now, and totals since the start.
 
     used + cached + free = total: `used_pages` belong to live sequences, `cached_pages` are kept
-    only for their prefix and may be reused at once. `compiled`: by a program made
-    for the model, not by its layers one by one.
+    only for their prefix and may be reused at once. `host_pages` are kept in host memory, whatever
+    the pool holds of them; `pages_saved` went there, `pages_loaded` came back. `pauses` are the
+    watermark's, `preemptions` for want of pages. `compiled`: by a program made for the model, not
+    by its layers one by one.
     """
 
     steps: int
@@ -24,6 +26,10 @@ class EngineStats:
     used_pages: int
     cached_pages: int
     free_pages: int
+    host_pages: int
+    pages_saved: int
+    pages_loaded: int
+    pauses: int
     preemptions: int
     tokens_computed: int
     tokens_sampled: int

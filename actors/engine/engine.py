@@ -25,16 +25,25 @@ from actors.engine.loader import dtype_name, load_model
 from actors.engine.lockstep import LeadingForward, follow
 from actors.engine.pace import ThreadPace
 from actors.engine.parts import load_part
-from actors.engine.pool_size import free_bytes, model_len, pool_blocks, within_pool
+from actors.engine.pool_size import (
+    free_bytes,
+    host_slots,
+    model_len,
+    pool_blocks,
+    within_pool,
+)
 from actors.engine.runner import Forward, ModelRunner
 from actors.engine.split import own_heads
 from cluster.batching import Batcher, Progress
-from cluster.blocks import BlockPool, PageEvents
+from cluster.blocks import BlockPool
 from cluster.config import ModelConfig
 from cluster.errors import ConfigError, InvalidRequest, UnsupportedModel
+from cluster.findable import PageEvents
+from cluster.host_tier import HostTier
 from cluster.messages import Assignment, PageHash, TokenDelta
 from cluster.reports import HeldRequest, ShardCapacity
 from cluster.stats import EngineStats
+from cluster.watermark import OFF, marks
 
 logger = logging.getLogger(__name__)
 
@@ -138,6 +147,10 @@ class Engine:
             used_pages=pages.used,
             cached_pages=pages.cached,
             free_pages=pages.free,
+            host_pages=pages.host,
+            pages_saved=pages.saved,
+            pages_loaded=pages.loaded,
+            pauses=batching.pauses,
             preemptions=batching.preemptions,
             tokens_computed=batching.tokens_computed,
             tokens_sampled=batching.tokens_sampled,
@@ -207,24 +220,27 @@ def build_engine(loaded: PreTrainedModel, model: ModelConfig, gang: Gang | None 
     runner = ModelRunner(loaded, fitted.cache, _pace(loaded, model, gang))
     if gang is not None:
         runner.use(LeadingForward(loaded, gang))
-    capacity = fitted.capacity
-    pool = BlockPool(capacity.total_pages, capacity.block_size, model.cache.prefix_caching)
+    cache, capacity = model.cache, fitted.capacity
+    host = HostTier(fitted.host_slots)
+    pool = BlockPool(capacity.total_pages, capacity.block_size, cache.prefix_caching, host)
+    watermark = marks(cache, capacity.total_pages) if host.slots else OFF
     return Engine(
         runner,
         partial(prove_program, loaded, fitted.layers),
         pool,
-        Batcher(pool, model.steps, capacity.max_model_len),
+        Batcher(pool, model.steps, capacity.max_model_len, watermark),
         capacity,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A model's pages on one device, and what they hold."""
+    """A model's pages on one device, what they hold, and how many more host memory keeps."""
 
     layers: Mapping[int, LayerShape]
     cache: KVCache
     capacity: ShardCapacity
+    host_slots: int
 
 
 def fit(loaded: PreTrainedModel, model: ModelConfig, gang: Gang | None = None) -> Fitted:
@@ -249,7 +265,13 @@ def fit(loaded: PreTrainedModel, model: ModelConfig, gang: Gang | None = None) -
     blocks = blocks if gang is None else gang.least(blocks)
     longest = within_pool(model.max_model_len, longest, blocks * block_size)
     cache = KVCache(layers, blocks, block_size, loaded.dtype, loaded.device, in_place)
-    return Fitted(layers, cache, ShardCapacity(block_size, blocks, seats, longest))
+    slots = host_slots(
+        model.cache,
+        cache.page_bytes,
+        free_bytes(torch.device("cpu")),
+        most=blocks if gang is None and loaded.device.type == "cuda" else 0,
+    )
+    return Fitted(layers, cache, ShardCapacity(block_size, blocks, seats, longest), slots)
 
 
 def _in_place(loaded: PreTrainedModel, model: ModelConfig) -> InPlace | None:

@@ -134,14 +134,18 @@ class KVCache:
     def read_pages(self, pages: Sequence[int]) -> NDArray[np.uint8]:
         """What `pages` hold, in memory of the host: `[len(pages), page_bytes]`, a page a row, layer
         by layer, each layer's keys before its values."""
+        host: NDArray[np.uint8] = self.gather_bytes(pages).cpu().numpy()
+        return host
+
+    def gather_bytes(self, pages: Sequence[int]) -> Tensor:
+        """The same, on the device of the pages."""
         index = torch.tensor(pages, dtype=torch.int64, device=self.device)
         read = torch.empty(len(pages), self.page_bytes, dtype=torch.uint8, device=self.device)
         start = 0
         for rows in self._rows():
             read[:, start : start + rows.shape[1]] = rows.index_select(0, index)
             start += rows.shape[1]
-        host: NDArray[np.uint8] = read.cpu().numpy()
-        return host
+        return read
 
     def write_pages(self, pages: Sequence[int], data: NDArray[np.uint8]) -> None:
         """Make `pages` hold what `read_pages` gave. No number in it may be infinite or none.
@@ -150,12 +154,15 @@ class KVCache:
         """
         if data.shape != (len(pages), self.page_bytes):
             raise ValueError(f"{data.shape} bytes for {len(pages)} pages of {self.page_bytes}")
-        index = torch.tensor(pages, dtype=torch.int64, device=self.device)
         # Copied, since torch takes no array that is read-only, as one in shared memory is.
-        given = torch.from_numpy(np.array(data)).to(self.device)
+        self.scatter_bytes(pages, torch.from_numpy(np.array(data)).to(self.device))
+
+    def scatter_bytes(self, pages: Sequence[int], data: Tensor) -> None:
+        """The same from the device of the pages."""
+        index = torch.tensor(pages, dtype=torch.int64, device=self.device)
         start = 0
         for rows in self._rows():
-            rows.index_copy_(0, index, given[:, start : start + rows.shape[1]])
+            rows.index_copy_(0, index, data[:, start : start + rows.shape[1]])
             start += rows.shape[1]
 
     def _rows(self) -> Iterator[Tensor]:

@@ -7,7 +7,7 @@ import pytest
 from actors.engine_thread import Outcome, Snapshot
 from actors.reporting import ReportLedger
 from cluster.batching import Progress
-from cluster.blocks import PageEvents
+from cluster.findable import PageEvents
 from cluster.messages import ShardRef
 from cluster.reports import NO_PREFILLING, HeldRequest, Prefilling, ReportAck, ShardCapacity
 from cluster.stats import EngineStats
@@ -25,7 +25,7 @@ def outcome(
     snapshot: Snapshot | None = None,
     prefilling: Prefilling = NO_PREFILLING,
 ) -> Outcome:
-    stats = EngineStats(0, 0, 0, 10, 4, 1, 5, 0, 0, 0, 0, compiled=False)
+    stats = EngineStats(0, 0, 0, 10, 4, 1, 5, 0, 0, 0, 0, 0, 0, 0, 0, compiled=False)
     progress = Progress(started, ended, (7,) * len(ended), prefilling)
     return Outcome((), progress, PageEvents(stored, removed), stats, snapshot)
 
