@@ -61,16 +61,16 @@ class ModelRunner:
         self._pace = pace
         self._device = model.device
         self._cache = cache
-        self._host = HostPages(cache)
+        self.host = HostPages(cache)
         self._sampler = Sampler()
         self.vocab_size: int = model.config.get_text_config().vocab_size
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute `plan`. If it raises, nothing of the plan's pages may be trusted any more."""
-        self._host.save(plan.saves)
+        self.host.save(plan.saves)
         self._cache.copy_pages(plan.copies)
-        self._host.load(plan.loads)
+        self.host.load(plan.loads)
         batch = build_batch(plan, self._cache)
         sampling = [i for i, chunk in enumerate(plan.chunks) if chunk.samples]
         scoring = [i for i, chunk in enumerate(plan.chunks) if chunk.score_prompt]
