@@ -33,9 +33,9 @@ class BlockTables:
         tracked.sequence.computed = len(prefix) * self._block_size
         return True
 
-    def used_beside(self, tracked: Tracked) -> int:
-        """Pages in use if it were opened now."""
-        return self._pool.used + self._growth(tracked, self._prefix(tracked))
+    def needs(self, tracked: Tracked) -> int:
+        """Pages that opening it would put to use."""
+        return self._growth(tracked, self._prefix(tracked))
 
     def gives(self, tracked: Tracked) -> int:
         """Pages that closing it would take out of use."""

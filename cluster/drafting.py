@@ -117,7 +117,8 @@ class Drafter:
         if not draft.room_for(waiting) or self._awaits_verdict(waiting):
             return False
         present = chain(self._roster.running, self._roster.waiting)
-        return not self._watermark.holds_back(waiting, present, self._tables.used_beside)
+        tables = self._tables
+        return not self._watermark.holds_back(waiting, tables.used, present, tables.needs)
 
     def _awaits_verdict(self, waiting: Tracked) -> bool:
         """Whether it is a suspect, and another one is on trial: a step that fails must not leave

@@ -59,13 +59,16 @@ class Watermark:
     def holds_back(
         self,
         one: Tracked,
+        used: int,
         present: Iterable[Tracked],
-        used_beside: Callable[[Tracked], int],
+        needs: Callable[[Tracked], int],
     ) -> bool:
-        """Whether it may not start yet among those `present`; `used_beside` tells the pages in use
-        once it runs."""
+        """Whether it may not start yet among those `present`; `needs` tells the pages in use that
+        come to those `used` once it runs."""
         mark = self.low if one.state is State.PAUSED else self.high
-        return mark < math.inf and _is_below(one, present) and used_beside(one) > mark
+        if mark == math.inf or not _is_below(one, present):
+            return False
+        return used > mark or used + needs(one) > mark
 
 
 OFF = Watermark(math.inf, math.inf)

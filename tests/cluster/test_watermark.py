@@ -208,15 +208,16 @@ class Witness(Watermark):
     def holds_back(
         self,
         one: Tracked,
+        used: int,
         present: Iterable[Tracked],
-        used_beside: Callable[[Tracked], int],
+        needs: Callable[[Tracked], int],
     ) -> bool:
         others = list(present)
-        held = Watermark.holds_back(self, one, others, used_beside)
+        held = Watermark.holds_back(self, one, used, others, needs)
         if one.state is State.PAUSED and not held:
             above = [each for each in others if each.family.rank < one.family.rank]
             in_front = [each for each in above if each.order < one.order]
-            assert used_beside(one) <= self.low or not in_front
+            assert used + needs(one) <= self.low or not in_front
             self.history[one].append(BACK)
         return held
 
