@@ -24,9 +24,7 @@ class BlockTables:
         At least one known token is left to compute, since only computing gives logits. Where
         prompt scores are owed every position needs logits, so nothing cached is of use.
         """
-        sequence = tracked.sequence
-        usable = 0 if tracked.owes_scores else (len(sequence.tokens) - 1) // self._block_size
-        prefix = self._pool.match(tracked.hashes[:usable])
+        sequence, prefix = tracked.sequence, self._cached(tracked)
         missing = self._pages(len(sequence.tokens)) - len(prefix)
         if self._pool.available - self._pool.unreferenced(prefix) < missing + reserve:
             return False
@@ -69,16 +67,19 @@ class BlockTables:
                 self._pool.seal(sequence.blocks[index], self._hash(tracked, index))
 
     def fork(self, leader: Tracked, follower: Tracked) -> None:
-        """Share the leader's pages of the prompt with the follower.
+        """Share the leader's pages of the prompt with the follower; or, where the follower came
+        with output and that reaches further, the cached pages of all it knows.
 
         The prompt's last token stays to be computed again: its logits are what the follower
         samples its first token from. The last of the pages may hold tokens of the leader's own
         behind the prompt; the follower writes its own, into a copy, before it reads there.
         """
-        prompt_len = follower.sequence.prompt_len
-        follower.sequence.blocks = leader.sequence.blocks[: self._pages(prompt_len)]
-        follower.sequence.computed = prompt_len - 1
-        self._pool.take(follower.sequence.blocks)
+        sequence, cached = follower.sequence, self._cached(follower)
+        sequence.blocks = leader.sequence.blocks[: self._pages(sequence.prompt_len)]
+        sequence.computed = sequence.prompt_len - 1
+        if len(cached) * self._block_size > sequence.computed:
+            sequence.blocks, sequence.computed = cached, len(cached) * self._block_size
+        self._pool.take(sequence.blocks)
 
     def close(self, tracked: Tracked) -> None:
         """Give all pages back; the known tokens stay."""
@@ -95,6 +96,12 @@ class BlockTables:
             room = len(sequence.blocks) * self._block_size
             if sequence.computed > room or (not running and room):
                 raise LedgerBroken(f"{one.state}: {sequence.computed} tokens computed, room {room}")
+
+    def _cached(self, tracked: Tracked) -> list[int]:
+        """The cached pages of what it knows that are of use to it."""
+        known = len(tracked.sequence.tokens)
+        usable = 0 if tracked.owes_scores else (known - 1) // self._block_size
+        return self._pool.match(tracked.hashes[:usable])
 
     def _pages(self, tokens: int) -> int:
         return -(-tokens // self._block_size)

@@ -28,6 +28,7 @@ from actors.engine.parts import load_part
 from actors.engine.pool_size import free_bytes, model_len, pool_blocks, within_pool
 from actors.engine.runner import Forward, ModelRunner
 from actors.engine.split import own_heads
+from actors.engine.transfer import PageTransfer, layout_of
 from cluster.batching import Batcher, Progress
 from cluster.blocks import BlockPool, PageEvents
 from cluster.config import ModelConfig
@@ -42,7 +43,8 @@ logger = logging.getLogger(__name__)
 class Engine:
     """Continuous batching over one model on one device. Not thread-safe: one loop owns it.
 
-    `wish` names the compiled program that should replace the model, if one should.
+    `wish` names the compiled program that should replace the model, if one should. Pages come and
+    go by `transfer`, where the model's shards can give each other any.
     """
 
     def __init__(
@@ -52,8 +54,10 @@ class Engine:
         pool: BlockPool,
         batcher: Batcher,
         capacity: ShardCapacity,
+        transfer: PageTransfer | None = None,
     ) -> None:
         self.capacity = capacity
+        self.transfer = transfer
         self.wish: Wish | None = None
         self._runner = runner
         self._prove: Callable[[Forward], None] | None = prove
@@ -209,12 +213,16 @@ def build_engine(loaded: PreTrainedModel, model: ModelConfig, gang: Gang | None 
         runner.use(LeadingForward(loaded, gang))
     capacity = fitted.capacity
     pool = BlockPool(capacity.total_pages, capacity.block_size, model.cache.prefix_caching)
+    transfer = None
+    if model.hands_over:
+        transfer = PageTransfer(pool, fitted.cache, layout_of(loaded, fitted.layers, model))
     return Engine(
         runner,
         partial(prove_program, loaded, fitted.layers),
         pool,
         Batcher(pool, model.steps, capacity.max_model_len),
         capacity,
+        transfer,
     )
 
 
