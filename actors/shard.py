@@ -19,15 +19,17 @@ from actors.doors import Doors
 from actors.engine_building import build_engine
 from actors.engine_thread import EngineThread, Outcome
 from actors.followers import Followers
+from actors.hand_over import Farewell, Intake
 from actors.identity import Identity, Pulse, node_id
 from actors.last_words import LastWords
+from actors.parcels import Layout, Parcel
 from actors.shard_spec import ShardSpec
 from actors.tasks import on_loop
 from actors.tether import Tether
 from actors.threads import Threads
 from cluster.audit import Discrepancy
-from cluster.errors import Displaced, ShardLost, StaleLease, StepFailed
-from cluster.messages import Assignment, DeltaBatch, RequestFailed
+from cluster.errors import Displaced, Drained, ShardLost, StaleLease, StepFailed
+from cluster.messages import Assignment, DeltaBatch, PageHash, RequestFailed
 from cluster.reports import ShardCapacity
 from cluster.stats import ShardStats
 
@@ -51,6 +53,8 @@ class KVShard:
             publish=on_loop(self._loop, self._on_outcome),
             crashed=on_loop(self._loop, self._last_words.crashed),
         )
+        self._intake = Intake(spec.model, spec.namespace, self._engine)
+        self._farewell = Farewell()
         self._threads = Threads(spec.threads, self._engine.use_threads)
         self._loading: asyncio.Task[ShardCapacity] | None = None
         self._tether = Tether(spec.tether_s, self._last_words.adrift)
@@ -84,7 +88,9 @@ class KVShard:
         capacity = await self._followers.beside(asyncio.wrap_future(self._engine.capacity))
         if self._followers:
             self._last_words.keep_running(self._followers.watch(), self._engine.computing)
-        self._books = Bookkeeping(spec, capacity, self._doors, self._engine, self._on_heard)
+        self._books = Bookkeeping(
+            spec, capacity, self._doors, self._engine, self._intake, self._on_heard
+        )
         for loop in self._books.loops():
             self._last_words.keep_running(loop)
         self._last_words.keep_running(self._sweep_doors())
@@ -123,13 +129,13 @@ class KVShard:
                 failure = RequestFailed(request_id, kind, message)
                 self._doors.refuse(door, failure, self._loop.time())
             elif self._doors.enter(door, request_id, self._loop.time()):
-                self._engine.admit(assignment)
+                self._intake.admit(assignment)
 
     async def cancel(self, door: str, cancels: tuple[tuple[str, int | None], ...]) -> None:
         """End one choice (None: all) of each request, where it is the door's and still lives."""
         for request_id, choice in cancels:
             if self._doors.owns(door, request_id):
-                self._engine.cancel(request_id, choice)
+                self._intake.cancel(request_id, choice)
                 if choice is None:
                     self._doors.leave((request_id,))
 
@@ -153,9 +159,20 @@ class KVShard:
         """
         return await self._doors.poll(door, acknowledged, self._spec.timing.poll_wait_s)
 
-    async def drain(self, stuck: bool = False, limit_s: float = 0.0) -> None:
+    async def pages(self, layout: Layout, hashes: tuple[PageHash, ...]) -> Parcel:
+        """Those of these pages that are here; none in another layout."""
+        return await self._intake.give(layout, hashes)
+
+    async def handed_over(self, request_ids: tuple[str, ...]) -> None:
+        """Other shards have what they want of these requests, which were let go here."""
+        self._farewell.settle(request_ids)
+
+    async def drain(
+        self, stuck: bool = False, limit_s: float = 0.0, hand_over_s: float = 0.0
+    ) -> None:
         """Take no more, finish what ends within `limit_s`, and let the rest go to other shards;
-        returns once all doors know.
+        returns once all doors know, and those shards have the pages of it, for which they have
+        `hand_over_s`.
 
         Where it is `stuck`, its step will never end, and who is in it is told so.
         """
@@ -166,8 +183,7 @@ class KVShard:
         await self._doors.idle(limit_s)
         if stuck:
             self._doors.fail(self._engine.computing(), StepFailed.__name__, f"{name} is stuck")
-        self._doors.fail_all(Displaced.__name__, f"{name} is drained")
-        await self._doors.heard()
+        await self._part(0.0 if stuck or not self._spec.model.hands_over else hand_over_s)
         self._followers.dismiss()
 
     async def use_threads(self, count: int) -> None:
@@ -186,6 +202,7 @@ class KVShard:
             doors=len(self._doors),
             threads=self._threads.count,
             binding=binding,
+            hand_over=self._intake.stats(),
             mended=dict(self._books.mended) if self._books else {},
             **engine,
         )
@@ -193,7 +210,8 @@ class KVShard:
     async def verify(self) -> None:
         """Raises LedgerBroken unless the engine's and the doors' books add up."""
         self._doors.verify()
-        await asyncio.wrap_future(self._engine.verify())
+        self._intake.verify(self._doors.requests())
+        await asyncio.wrap_future(self._engine.ask(lambda engine: engine.verify()))
 
     def _refusal(self, assignment: Assignment) -> tuple[str, str] | None:
         if assignment.lease.shard.incarnation != self._spec.ref.incarnation:
@@ -202,8 +220,22 @@ class KVShard:
             return Displaced.__name__, f"{self._spec.ref.shard} is about to exit"
         return None
 
+    async def _part(self, hand_over_s: float) -> None:
+        """All that is here goes on elsewhere; what it leaves lies ready for so long."""
+        deadline = self._loop.time() + hand_over_s
+        going = self._doors.requests()
+        kind = Drained if hand_over_s else Displaced
+        self._doors.fail_all(kind.__name__, f"{self._spec.ref.shard} is drained")
+        if self._books is not None:
+            self._books.displace(going)
+        left = self._intake.let_go(going)
+        await self._doors.heard()
+        if going and hand_over_s:
+            await self._farewell.over(left, deadline - self._loop.time())
+
     def _on_outcome(self, outcome: Outcome) -> None:
         self._latest = outcome
+        self._intake.enter(outcome)
         self._doors.deliver(outcome.deltas)
         self._doors.leave(outcome.progress.ended)
         if self._books is not None:
@@ -218,4 +250,4 @@ class KVShard:
         while True:
             await asyncio.sleep(self._spec.timing.door_timeout_s / 4)
             for request_id in self._doors.sweep(self._loop.time()):
-                self._engine.cancel(request_id, None)
+                self._intake.cancel(request_id, None)

@@ -75,16 +75,19 @@ class BlockTables:
                 self._pool.seal(sequence.blocks[index], self._hash(tracked, index))
 
     def fork(self, leader: Tracked, follower: Tracked) -> None:
-        """Share the leader's pages of the prompt with the follower.
+        """Share the leader's pages of the prompt with the follower; or, where the follower came
+        with output and that reaches further, the cached pages of all it knows.
 
         The prompt's last token stays to be computed again: its logits are what the follower
         samples its first token from. The last of the pages may hold tokens of the leader's own
         behind the prompt; the follower writes its own, into a copy, before it reads there.
         """
-        prompt_len = follower.sequence.prompt_len
-        follower.sequence.blocks = leader.sequence.blocks[: self._pages(prompt_len)]
-        follower.sequence.computed = prompt_len - 1
-        self._pool.take(follower.sequence.blocks)
+        sequence, cached = follower.sequence, self._pool.match(self._usable(follower))
+        sequence.blocks = leader.sequence.blocks[: self._pages(sequence.prompt_len)]
+        sequence.computed = sequence.prompt_len - 1
+        if len(cached) * self._block_size > sequence.computed:
+            sequence.blocks, sequence.computed = cached, len(cached) * self._block_size
+        self._pool.take(sequence.blocks)
 
     def close(self, tracked: Tracked) -> None:
         """Give all pages back; the known tokens stay."""

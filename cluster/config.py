@@ -165,6 +165,11 @@ class ModelConfig(Frozen):
         return self.autoscaling.bounded(self.shards) if self.autoscaling else self.shards
 
     @property
+    def hands_over(self) -> bool:
+        """Whether its shards can give pages to each other: named ones, each with all heads."""
+        return self.cache.prefix_caching and self.tensor_parallel == 1
+
+    @property
     def may_sleep(self) -> bool:
         """Whether it may have no shard and still be ready for requests."""
         return self.autoscaling is not None and not self.autoscaling.min_shards
@@ -199,7 +204,9 @@ class FleetConfig(Frozen):
     drain_s: float = Field(
         30.0, ge=0, description="So long one that leaves finishes requests; the rest moves then."
     )
-
+    hand_over_s: float = Field(
+        5.0, ge=0, description="So long its pages can then be fetched by other shards; 0: never."
+    )
     surge: int = Field(
         1, ge=0, le=4096, description="Shards of a model begun beside outdated ones; 0: none."
     )

@@ -38,15 +38,30 @@ class EngineStats:
 
 
 @dataclass(frozen=True, slots=True)
+class HandOverStats:
+    """Requests whose pages are being fetched from a shard that leaves, and pages since the start:
+    given to other shards, received from them, and refused since they were not what they should be.
+    """
+
+    fetching: int = 0
+    pages_given: int = 0
+    pages_received: int = 0
+    pages_refused: int = 0
+    bytes_received: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ShardStats(EngineStats):
     """The books of a shard's engine, which shard it is, how many doors listen to it, and where it
     computes: with how many threads, bound to what, and why. `mended`: by its audits, by what was
-    wrong (`cluster.audit.Discrepancy`)."""
+    wrong (`cluster.audit.Discrepancy`). `hand_over`: pages that came from other shards or went
+    there."""
 
     shard: ShardRef
     doors: int
     threads: int
     binding: Binding
+    hand_over: HandOverStats = HandOverStats()
     mended: dict[str, int] = field(default_factory=dict)
 
 

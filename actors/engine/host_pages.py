@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from actors.engine.kv_cache import KVCache
+from cluster.host_tier import Moves
 from cluster.steps import PageLoad, PageSave
 
 SEGMENT_BYTES = 2**26
@@ -33,6 +34,13 @@ class HostPages:
         self._rows = max(1, SEGMENT_BYTES // cache.page_bytes)
         self._segments: dict[int, Tensor] = {}
 
+    def move(self, moves: Moves) -> None:
+        """All that is due, where no step does it."""
+        saves, loads = moves
+        self.save(saves)
+        self.load(loads)
+
+    @torch.inference_mode()
     def save(self, saves: Sequence[PageSave]) -> None:
         """Copy pages of the device to slots, no two to the same."""
         for batch in self._batches(saves):
@@ -40,6 +48,7 @@ class HostPages:
             for page, one in zip(pages, batch, strict=True):
                 self._slot(one.slot).copy_(page, non_blocking=True)
 
+    @torch.inference_mode()
     def load(self, loads: Sequence[PageLoad]) -> None:
         """Copy slots that were saved to before to pages of the device, no two to the same."""
         for batch in self._batches(loads):

@@ -63,6 +63,13 @@ def test_events_of_several_turns_travel_in_one_report_and_once(ledger: ReportLed
     assert ledger.draft().stored == ()
 
 
+def test_what_goes_on_elsewhere_is_displaced_when_it_ends(ledger: ReportLedger) -> None:
+    ledger.displace(["moved"])
+    ledger.enter(outcome(ended=("done", "moved")))
+    report = ledger.draft()
+    assert (report.ended, report.produced, report.displaced) == (("done",), (7,), ("moved",))
+
+
 def test_how_fast_prompts_were_computed_is_told_once(ledger: ReportLedger) -> None:
     ledger.enter(outcome(prefilling=Prefilling(100, 0.5)))
     ledger.enter(outcome(started=("r",), prefilling=Prefilling(20, 0.25)))

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 import torch
 
 from actors.engine.host_pages import HostPages
 from actors.engine.kv_cache import KVCache, LayerShape
+from actors.engine.transfer import PageTransfer
+from actors.parcels import Layout
+from cluster.blocks import BlockPool, page_hashes
+from cluster.hand_over import PageSize
+from cluster.host_tier import HostTier
 from cluster.messages import Request
 from cluster.steps import PageLoad, PageSave
 from tests.engine.driving import (
@@ -51,6 +57,21 @@ def test_pages_come_back_to_other_pages_as_they_were(
     host.save([PageSave(5, 1)])
     host.load([PageLoad(7, 0), PageLoad(1, 4), PageLoad(0, 5)])
     assert contents(cache) == [4, 1, 2, 3, 5, 2]
+
+
+def test_what_makes_room_for_another_shards_pages_is_saved_before_they_are_written() -> None:
+    cache, pool = cache_of(2), BlockPool(2, PAGE, prefix_caching=True, host=HostTier(4))
+    host = HostPages(cache)
+    into = PageTransfer(pool, cache, host, Layout(b"", PageSize(PAGE, cache.page_bytes)))
+    pages, (old, new) = pool.allocate(1) or [], page_hashes(range(2 * PAGE), PAGE, b"")
+    pool.seal(pages[0], old)
+    pool.release(pages)
+    pool.allocate(1)
+    into.take((new,), (new,), np.full((1, cache.page_bytes), 9, np.uint8))
+    assert contents(cache)[pages[0]] == 9
+    assert pool.open((old,)) == pages
+    host.move(pool.drain_moves())
+    assert contents(cache)[pages[0]] == pages[0]
 
 
 def crowd(count: int, output: int) -> list[Request]:
