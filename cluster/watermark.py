@@ -19,7 +19,7 @@ they might have to be computed all, so there the marks are out of reach.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from cluster.config import CacheConfig
@@ -39,8 +39,8 @@ class Watermark:
     def to_pause(
         self,
         used: int,
-        running: Iterable[Tracked],
-        waiting: Iterable[Tracked],
+        running: Sequence[Tracked],
+        waiting: Sequence[Tracked],
         gives: Callable[[Tracked], int],
     ) -> Tracked | None:
         """Of those that run the one to pause now, if any; `gives` tells the pages it would free.
