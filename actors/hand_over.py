@@ -21,7 +21,7 @@ from actors.parcels import Layout, Parcel, intact, pack
 from cluster.config import ModelConfig
 from cluster.errors import LedgerBroken, ShoalError
 from cluster.failover import original_id
-from cluster.hand_over import Worth, wanted_pages
+from cluster.hand_over import LONGEST_S, Worth, wanted_pages
 from cluster.messages import Assignment, PageHash, ShardRef
 from cluster.stats import HandOverStats
 
@@ -115,11 +115,12 @@ class Intake:
     async def _fetch(self, assignment: Assignment, source: ShardRef) -> None:
         request_id = original_id(assignment.request.request_id)
         try:
-            shard = await ActorAddress(source.actor, self._namespace).look_up()
-            try:
-                await self._fetch_from(shard, assignment)
-            finally:
-                shard.handed_over.remote((request_id,))
+            async with asyncio.timeout(LONGEST_S):
+                shard = await ActorAddress(source.actor, self._namespace).look_up()
+                try:
+                    await self._fetch_from(shard, assignment)
+                finally:
+                    shard.handed_over.remote((request_id,))
         except (RayError, ShoalError, TimeoutError) as error:
             why = error or "it took longer than to compute them"
             logger.warning("pages of %s do not come from %s: %s", request_id, source.shard, why)
