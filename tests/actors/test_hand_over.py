@@ -55,7 +55,8 @@ class Silent(KVShard):
     """It never answers who asks for pages."""
 
     async def pages(self, layout: Layout, hashes: tuple[PageHash, ...]) -> Parcel:
-        return await asyncio.get_running_loop().create_future()
+        await asyncio.Event().wait()
+        return await super().pages(layout, hashes)
 
 
 @dataclass(frozen=True)
