@@ -1,4 +1,4 @@
-"""Sequences move: their new shard fetches what the old one computed, which waits for that to leave.
+"""Sequences move: their new shard fetches what the old one has computed of them.
 
 What is fetched becomes cached pages of the new shard before the request reaches its engine, where
 it finds them as it would any prefix. So whatever goes wrong on the way costs time and nothing else:
@@ -8,7 +8,6 @@ what did not come is computed. All of this lives on one event loop.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -22,7 +21,7 @@ from actors.parcels import Layout, Parcel, intact, pack
 from cluster.config import ModelConfig
 from cluster.errors import LedgerBroken, ShoalError
 from cluster.failover import original_id
-from cluster.hand_over import Worth, wanted_pages
+from cluster.hand_over import LONGEST_S, Worth, wanted_pages
 from cluster.messages import Assignment, PageHash, ShardRef
 from cluster.stats import HandOverStats
 
@@ -116,11 +115,12 @@ class Intake:
     async def _fetch(self, assignment: Assignment, source: ShardRef) -> None:
         request_id = original_id(assignment.request.request_id)
         try:
-            shard = await ActorAddress(source.actor, self._namespace).look_up()
-            try:
-                await self._fetch_from(shard, assignment)
-            finally:
-                shard.handed_over.remote((request_id,))
+            async with asyncio.timeout(LONGEST_S):
+                shard = await ActorAddress(source.actor, self._namespace).look_up()
+                try:
+                    await self._fetch_from(shard, assignment)
+                finally:
+                    shard.handed_over.remote((request_id,))
         except (RayError, ShoalError, TimeoutError) as error:
             why = error or "it took longer than to compute them"
             logger.warning("pages of %s do not come from %s: %s", request_id, source.shard, why)
@@ -169,31 +169,6 @@ class Intake:
     async def _ask(self, question: Callable[[PageTransfer], T]) -> T:
         """Of the engine's pages, between two steps."""
         return await asyncio.wrap_future(self._engine.ask(lambda one: question(_transfer(one))))
-
-
-class Farewell:
-    """Who has to come yet for the pages of requests that a shard which leaves has let go.
-
-    A request is called here what it was called at first, since each shard knows it by another name.
-    """
-
-    def __init__(self) -> None:
-        self._settled: set[str] = set()
-        self._news = asyncio.Event()
-
-    def settle(self, request_ids: Iterable[str]) -> None:
-        """Nobody comes for these any more: their new shards have what they want of them."""
-        self._settled.update(map(original_id, request_ids))
-        self._news.set()
-
-    async def over(self, left: asyncio.Future[frozenset[str]], within_s: float) -> None:
-        """Wait until nobody has to come for what is `left`, `within_s` seconds at most."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within_s):
-                expected = set(map(original_id, await left))
-                while expected - self._settled:
-                    self._news.clear()
-                    await self._news.wait()
 
 
 def _transfer(engine: Engine) -> PageTransfer:

@@ -12,6 +12,7 @@ import os
 from dataclasses import asdict
 
 from actors.bookkeeping import Bookkeeping, no_record
+from actors.departure import Departure
 from actors.devices.assignment import assigned_ids
 from actors.devices.berth import assigned_berth
 from actors.devices.health import watch_devices
@@ -19,7 +20,7 @@ from actors.doors import Doors
 from actors.engine_building import build_engine
 from actors.engine_thread import EngineThread, Outcome
 from actors.followers import Followers
-from actors.hand_over import Farewell, Intake
+from actors.hand_over import Intake
 from actors.identity import Identity, Pulse, node_id
 from actors.last_words import LastWords
 from actors.parcels import Layout, Parcel
@@ -28,7 +29,7 @@ from actors.tasks import on_loop
 from actors.tether import Tether
 from actors.threads import Threads
 from cluster.audit import Discrepancy
-from cluster.errors import Displaced, Drained, ShardLost, StaleLease, StepFailed
+from cluster.errors import Displaced, ShardLost, StaleLease, StepFailed
 from cluster.messages import Assignment, DeltaBatch, PageHash, RequestFailed
 from cluster.reports import ShardCapacity
 from cluster.stats import ShardStats
@@ -54,12 +55,11 @@ class KVShard:
             crashed=on_loop(self._loop, self._last_words.crashed),
         )
         self._intake = Intake(spec.model, spec.namespace, self._engine)
-        self._farewell = Farewell()
+        self._departure = Departure(spec, self._doors, self._intake)
         self._threads = Threads(spec.threads, self._engine.use_threads)
         self._loading: asyncio.Task[ShardCapacity] | None = None
         self._tether = Tether(spec.tether_s, self._last_words.adrift)
         self._introduced = asyncio.Event()
-        self._draining = False
         self._books: Bookkeeping | None = None
         self._latest: Outcome | None = None
 
@@ -106,7 +106,7 @@ class KVShard:
     async def identity(self) -> Identity:
         spec, loaded = self._spec, self._books is not None
         whereabouts = node_id(), os.getpid(), spec.devices
-        return Identity(spec.stamp, spec.ref, loaded, self._draining, *whereabouts)
+        return Identity(spec.stamp, spec.ref, loaded, self._departure.begun, *whereabouts)
 
     async def ping(self) -> Pulse:
         self._tether.hold()
@@ -165,25 +165,21 @@ class KVShard:
 
     async def handed_over(self, request_ids: tuple[str, ...]) -> None:
         """Other shards have what they want of these requests, which were let go here."""
-        self._farewell.settle(request_ids)
+        self._departure.farewell.settle(request_ids)
 
     async def drain(
         self, stuck: bool = False, limit_s: float = 0.0, hand_over_s: float = 0.0
     ) -> None:
         """Take no more, finish what ends within `limit_s`, and let the rest go to other shards;
-        returns once all doors know, and those shards have the pages of it, for which they have
-        `hand_over_s`.
+        returns once all doors know, and those shards have its pages or `hand_over_s` are over.
 
         Where it is `stuck`, its step will never end, and who is in it is told so.
         """
-        self._draining = True
-        name = self._spec.ref.shard
-        if self._books is not None:
-            self._books.leave()
-        await self._doors.idle(limit_s)
+        await self._departure.finish(self._books, limit_s)
         if stuck:
-            self._doors.fail(self._engine.computing(), StepFailed.__name__, f"{name} is stuck")
-        await self._part(0.0 if stuck or not self._spec.model.hands_over else hand_over_s)
+            why = f"{self._spec.ref.shard} is stuck"
+            self._doors.fail(self._engine.computing(), StepFailed.__name__, why)
+        await self._departure.let_go(self._books, 0.0 if stuck else hand_over_s)
         self._followers.dismiss()
 
     async def use_threads(self, count: int) -> None:
@@ -216,22 +212,9 @@ class KVShard:
     def _refusal(self, assignment: Assignment) -> tuple[str, str] | None:
         if assignment.lease.shard.incarnation != self._spec.ref.incarnation:
             return StaleLease.__name__, f"{self._spec.ref.shard} was replaced since the lease"
-        if self._draining or self._last_words.are_said:
+        if self._departure.begun or self._last_words.are_said:
             return Displaced.__name__, f"{self._spec.ref.shard} is about to exit"
         return None
-
-    async def _part(self, hand_over_s: float) -> None:
-        """All that is here goes on elsewhere; what it leaves lies ready for so long."""
-        deadline = self._loop.time() + hand_over_s
-        going = self._doors.requests()
-        kind = Drained if hand_over_s else Displaced
-        self._doors.fail_all(kind.__name__, f"{self._spec.ref.shard} is drained")
-        if self._books is not None:
-            self._books.displace(going)
-        left = self._intake.let_go(going)
-        await self._doors.heard()
-        if going and hand_over_s:
-            await self._farewell.over(left, deadline - self._loop.time())
 
     def _on_outcome(self, outcome: Outcome) -> None:
         self._latest = outcome

@@ -84,7 +84,7 @@ class Link:
         return max(0.0, (y - slope * x) / points) + slope * nbytes
 
 
-_NONE = (0.0,) * 5
+_NONE: tuple[float, ...] = (0.0,) * 5
 
 
 def _sums(x: float, y: float) -> tuple[float, ...]:

@@ -15,7 +15,7 @@ import ray
 from actors.channel import Channels, TokenStream
 from actors.channel_timing import ChannelTiming
 from actors.creation import new_incarnation, shard_options
-from actors.hand_over import Farewell
+from actors.departure import Farewell
 from actors.parcels import Layout, Parcel
 from actors.shard import KVShard
 from actors.shard_spec import ShardSpec
@@ -55,7 +55,8 @@ class Silent(KVShard):
     """It never answers who asks for pages."""
 
     async def pages(self, layout: Layout, hashes: tuple[PageHash, ...]) -> Parcel:
-        return await asyncio.get_running_loop().create_future()
+        await asyncio.Event().wait()
+        return await super().pages(layout, hashes)
 
 
 @dataclass(frozen=True)
