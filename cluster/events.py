@@ -39,7 +39,7 @@ class Audited:
 
 @dataclass(frozen=True, slots=True)
 class DoorGone:
-    """A door is dead: nobody would use a lease of what it has waiting."""
+    """A door is dead: nobody would use a lease of its requests, nor uses those that it has."""
 
     door: str
 

@@ -81,8 +81,9 @@ class SchedulerBrain:
         return self._dispatch.forecast(submission, now)
 
     def doors(self) -> frozenset[str]:
-        """At which somebody waits."""
-        return frozenset(one.submission.door for one in self._books.queues) - {""}
+        """At which somebody waits, or has yet to use a lease."""
+        waiting = frozenset(one.submission.door for one in self._books.queues) - {""}
+        return waiting | self._books.leases.unclaimed.doors
 
     def leases_on(self, shard: ShardRef) -> frozenset[str]:
         """The requests that hold a lease on this life of the shard."""
@@ -139,12 +140,18 @@ class SchedulerBrain:
         yield from self._dispatch.pump_all(now)
 
     def _door_gone(self, door: str, now: float) -> Iterator[Instruction]:
-        """The routers live on, and would wait for ever for what they are not told of."""
+        """The routers live on, and would wait for ever for what they are not told of.
+
+        What the door did send to a shard after all ends there as the shard misses the door.
+        """
+        for request_id in self._books.leases.unclaimed.at(door):
+            self._books.leases.move(request_id, LeaseState.RELEASED)
+            self._withdrawn += 1
         dropped = [w.submission for w in self._books.queues if w.submission.door == door]
         self._drop(dropped, now)
         for one in dropped:
             yield Tell(one.router, _abandoned(one.request_id, "the door of its client is gone"))
-        yield from self._dispatch.pump_all(now)
+        yield from self._dispatch.settle(now)
 
     def _drop(self, nobodys: Iterable[Submission], now: float) -> None:
         for submission in nobodys:

@@ -262,11 +262,32 @@ def test_a_door_that_is_gone_takes_its_waiting_requests_along_and_routers_are_to
     bench.submit("a", door="d1")
     bench.submit("b", door="d1", router="r1")
     bench.submit("c", door="d2", router="r1")
+    bench.report("s", 2, started=("a",))
     assert bench.brain.doors() == {"d1", "d2"}
     [told] = bench.happens(DoorGone("d1"))
     assert (told.request_id, kind_of(told)) == ("b", RefusalKind.ABANDONED)
     assert bench.brain.doors() == {"d2"}
-    assert names(bench.report("s", 2, ended=("a",))) == ["c"]
+    assert names(bench.report("s", 3, ended=("a",))) == ["c"]
+
+
+def test_a_lease_that_a_dead_door_had_not_used_is_free_at_once(bench: Bench) -> None:
+    bench.join("s")
+    bench.submit("a", door="d1")
+    bench.submit("b", door="d2")
+    assert bench.brain.doors() == {"d1", "d2"}
+    assert names(bench.happens(DoorGone("d1"))) == ["b"]
+    assert bench.brain.doors() == {"d2"}
+
+
+def test_what_a_dead_door_had_sent_after_all_is_in_the_books_until_it_ends(bench: Bench) -> None:
+    bench.join("s")
+    bench.submit("a", door="d1")
+    bench.happens(DoorGone("d1"))
+    bench.report("s", 2, started=("a",))
+    bench.report("s", 3, full=True, held=(HeldRequest("a", 40, 40, 1),))
+    assert bench.brain.stats().leased == 1
+    bench.report("s", 4, ended=("a",))
+    assert bench.brain.stats().leased == 0
 
 
 def test_what_waits_past_its_deadline_is_refused(bench: Bench) -> None:
