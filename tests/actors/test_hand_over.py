@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 import ray
 
+from actors import hand_over
 from actors.channel import Channels, TokenStream
 from actors.channel_timing import ChannelTiming
 from actors.creation import new_incarnation, shard_options
@@ -39,6 +40,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 NAMESPACE = "hand-over-tests"
 NEVER_S = 3600.0
+PAGE_BYTES = 4 * 2 * 2 * (8 + 8) * 4
+"""Tokens, layers, heads of keys and values, elements of each, bytes."""
 
 
 class Spoiling(KVShard):
@@ -99,8 +102,10 @@ async def start(kind: type[KVShard], folder: Path, index: int, **model: Any) -> 
 
 
 def computes_slowly(shard: Any) -> None:
-    """As far as it has measured: 20 tokens a second, so that it fetches whatever it can."""
+    """As far as it has measured: 20 tokens a second, so that it fetches whatever it can. And it
+    asks for few pages at once, so that a sequence takes several parcels."""
     shard._intake._worth.prefilled(4000, 200.0)
+    hand_over.PARCEL_BYTES = 3 * PAGE_BYTES
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
