@@ -74,7 +74,7 @@ async def compare(model: ModelConfig, lengths: list[int]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--tokens", default="64,256,1024,4096", help="lengths of prompts")
     parser.add_argument("--source", default="default", help="as models.source")
     asked = parser.parse_args()

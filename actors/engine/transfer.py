@@ -107,7 +107,7 @@ def _sums(weights: Tensor) -> bytes:
     if flat.storage_offset() % 8:
         flat = flat.clone()
     whole = flat.numel() // 8 * 8
-    words = flat[:whole].view(torch.int64).split(2**17)
+    words = torch.split(flat[:whole].view(torch.int64), 2**17)
     sums: bytes = torch.stack([part.sum() for part in words]).cpu().numpy().tobytes()
     rest: bytes = flat[whole:].cpu().numpy().tobytes()
     return sums + rest
