@@ -13,7 +13,7 @@ import pytest
 from actors.channel import TokenStream
 from actors.outbox import Delta
 from cluster.blocks import page_hashes
-from cluster.config import CacheConfig, FailoverConfig, ModelConfig, ShoalConfig
+from cluster.config import CacheConfig, ModelConfig, ShoalConfig
 from cluster.errors import (
     CapacityError,
     ContextTooLong,
@@ -29,6 +29,7 @@ from cluster.errors import (
     StaleLease,
     StepFailed,
 )
+from cluster.fleet_config import FailoverConfig
 from cluster.messages import (
     Assignment,
     Decision,
