@@ -33,7 +33,7 @@ the two meet at some thirty rows. It rounds a row the same whatever stands besid
 
 
 class Int8Linear(nn.Module):
-    """A linear layer whose weight from input `i` to output `o` is `weight[o, i] * scale[o]`.
+    """A linear layer whose weight from input `i` to output `o` is an integer times `scale[o]`.
 
     `scale` has the precision of the activations, as torch's product wants it. No accuracy is lost
     by that: the weights are rounded to multiples of the scale that is kept.
@@ -47,7 +47,9 @@ class Int8Linear(nn.Module):
         scale = torch.where(largest > 0, largest / LARGEST, 1.0).to(weight.dtype)
         steps = steps.div(scale[:, None]).round_().clamp_(-LARGEST, LARGEST)
         self.out_features, self.in_features = weight.shape
-        self.weight = nn.Parameter(steps.to(torch.int8).contiguous(), requires_grad=False)
+        # In one line: a compiler keeps what it makes of a constant, which a view of it is, and lets
+        # the constant go. Of what it is given as it stands, a program would hold a second copy.
+        self.weight = nn.Parameter(steps.to(torch.int8).flatten(), requires_grad=False)
         self.scale = nn.Parameter(scale, requires_grad=False)
         self.bias = bias
 
@@ -58,9 +60,10 @@ class Int8Linear(nn.Module):
 
     def _multiply(self, rows: Tensor) -> Tensor:
         """A compiler makes of the first way a product that is good for any number of rows."""
+        weight = self.weight.view(self.out_features, self.in_features)
         if torch.compiler.is_compiling() or len(rows) <= FEW_ROWS:
-            return torch._weight_int8pack_mm(rows, self.weight, self.scale)
-        return F.linear(rows, self.weight.to(rows.dtype)) * self.scale
+            return torch._weight_int8pack_mm(rows, weight, self.scale)
+        return F.linear(rows, weight.to(rows.dtype)) * self.scale
 
 
 def quantize(model: PreTrainedModel) -> None:
