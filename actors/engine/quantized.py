@@ -26,7 +26,6 @@ LARGEST = 127
 STRIDE = 16
 """torch's product reads so many inputs at once, and does not look where the last one is."""
 
-
 FEW_ROWS = DETERMINISTIC_ROWS
 """Up to so many, torch's product of int8 weights is faster than to make them whole first: measured,
 the two meet at some thirty rows. It rounds a row the same whatever stands beside it."""
@@ -44,7 +43,8 @@ class Int8Linear(nn.Module):
         super().__init__()
         steps = weight.float()
         largest = steps.abs().amax(dim=1)
-        scale = torch.where(largest > 0, largest / LARGEST, 1.0).to(weight.dtype)
+        scale = (largest / LARGEST).to(weight.dtype)
+        scale[scale == 0] = 1  # of a row of zeros
         steps = steps.div(scale[:, None]).round_().clamp_(-LARGEST, LARGEST)
         self.out_features, self.in_features = weight.shape
         # In one line: a compiler keeps what it makes of a constant, which a view of it is, and lets
