@@ -55,6 +55,7 @@ class Accounts:
             output_tokens=output,
             pages=placement.shard.pages_of(submission.prompt_tokens + output),
             alone_s=uncached / (placement.shard.speed.per_second or math.inf),
+            door=submission.door,
         )
 
     def moved(self, entry: LeaseEntry, state: LeaseState, now: float) -> None:

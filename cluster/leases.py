@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Mapping
 from itertools import zip_longest
 
@@ -22,6 +21,7 @@ from cluster.shard_books import (
     Load,
     ShardBook,
 )
+from cluster.unclaimed import Unclaimed
 
 
 class LeaseBook:
@@ -43,7 +43,7 @@ class LeaseBook:
         self._claim_timeout_s = claim_timeout_s
         self._shards = ShardRegister(placement or PlacementConfig())
         self._entries: dict[str, LeaseEntry] = {}
-        self._unclaimed: deque[tuple[float, str]] = deque()
+        self.unclaimed = Unclaimed()
         self._holdings = Holdings()
         self._moved: list[tuple[LeaseEntry, LeaseState]] = []
         self._grants = 0
@@ -82,8 +82,9 @@ class LeaseBook:
         shard = self._shards[lease.shard.shard]
         self._grants += 1
         shard.last_grant = self._grants
-        self._unclaimed.append((now, lease.request_id))
-        self._enter(shard, LeaseEntry(lease, load, bill, now))
+        entry = LeaseEntry(lease, load, bill, now)
+        self._enter(shard, entry)
+        self.unclaimed.add(entry)
 
     def move(self, request_id: str, state: LeaseState) -> None:
         """Raises IllegalTransition, and changes nothing, where `TRANSITIONS` has no such move."""
@@ -92,6 +93,7 @@ class LeaseBook:
             raise IllegalTransition(f"lease {request_id}: {entry.state} to {state}")
         shard = self._shards[entry.lease.shard.shard]
         self._shards.weigh(shard, entry, -1)
+        self.unclaimed.remove(entry)
         entry.state = state
         if state in OVER:
             del self._entries[request_id], shard.leases[request_id]
@@ -148,13 +150,8 @@ class LeaseBook:
 
         A lease may wait long in its shard's own queue, which no report mentions but a full one.
         """
-        while self._unclaimed and self._unclaimed[0][0] <= now - self._claim_timeout_s:
-            granted_at, request_id = self._unclaimed.popleft()
-            entry = self._entries.get(request_id)
-            if entry is None or entry.granted_at != granted_at:
-                continue
-            if entry.state is LeaseState.GRANTED:
-                self._shards[entry.lease.shard.shard].resync = True
+        for entry in self.unclaimed.pop_granted_by(now - self._claim_timeout_s):
+            self._shards[entry.lease.shard.shard].resync = True
 
     def _happen(self, shard: ShardBook, report: ShardReport, now: float) -> None:
         self._shards.changed(shard)
@@ -218,3 +215,4 @@ class LeaseBook:
         if kept != self._entries:
             raise LedgerBroken(f"leases: {len(self._entries)} kept, {len(kept)} on shards")
         self._holdings.verify(entry.bill for entry in self._entries.values())
+        self.unclaimed.verify(self._entries.values())

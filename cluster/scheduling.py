@@ -81,8 +81,9 @@ class SchedulerBrain:
         return self._dispatch.forecast(submission, now)
 
     def doors(self) -> frozenset[str]:
-        """At which somebody waits."""
-        return frozenset(one.submission.door for one in self._books.queues) - {""}
+        """At which somebody waits, or has yet to use a lease."""
+        waiting = frozenset(one.submission.door for one in self._books.queues) - {""}
+        return waiting | self._books.leases.unclaimed.doors
 
     def leases_on(self, shard: ShardRef) -> frozenset[str]:
         """The requests that hold a lease on this life of the shard."""
@@ -93,8 +94,8 @@ class SchedulerBrain:
         match event:
             case Submitted(submission):
                 return self._submitted(submission, now)
-            case Withdrawn(request_id):
-                return self._withdraw(request_id, now)
+            case Withdrawn(request_id, router):
+                return self._withdraw(request_id, router, now)
             case RouterGone(router):
                 return self._router_gone(router, now)
             case Audited(router, awaited):
@@ -120,13 +121,18 @@ class SchedulerBrain:
         elif self._dispatch.has_turn(submission, now):
             yield from self._dispatch.pump(submission.model, now)
 
-    def _withdraw(self, request_id: str, now: float) -> Iterator[Instruction]:
-        """A lease that its shard holds already stays: the shard will report its end."""
+    def _withdraw(self, request_id: str, router: str, now: float) -> Iterator[Instruction]:
+        """A lease that its shard holds already stays: the shard will report its end. A router that
+        was asked before, and lives, would wait on, and at the next audit ask for it again."""
         entry = self._books.leases.entry(request_id)
         waiting = self._books.queues.remove(request_id)
         if waiting is not None:
             self._withdrawn += 1
+            self._decided.add(request_id, now)
             self._dispatch.accounts.released(request_id, now)
+            if router and waiting.submission.router != router:
+                why = "it was withdrawn through another router"
+                yield Tell(waiting.submission.router, _abandoned(request_id, why))
             yield from self._dispatch.pump(waiting.submission.model, now)
         elif entry is not None and entry.state is LeaseState.GRANTED:
             self._withdrawn += 1
@@ -139,12 +145,18 @@ class SchedulerBrain:
         yield from self._dispatch.pump_all(now)
 
     def _door_gone(self, door: str, now: float) -> Iterator[Instruction]:
-        """The routers live on, and would wait for ever for what they are not told of."""
+        """The routers live on, and would wait for ever for what they are not told of.
+
+        What the door did send to a shard after all ends there as the shard misses the door.
+        """
+        for request_id in self._books.leases.unclaimed.at(door):
+            self._books.leases.move(request_id, LeaseState.RELEASED)
+            self._withdrawn += 1
         dropped = [w.submission for w in self._books.queues if w.submission.door == door]
         self._drop(dropped, now)
         for one in dropped:
             yield Tell(one.router, _abandoned(one.request_id, "the door of its client is gone"))
-        yield from self._dispatch.pump_all(now)
+        yield from self._dispatch.settle(now)
 
     def _drop(self, nobodys: Iterable[Submission], now: float) -> None:
         for submission in nobodys:
@@ -155,7 +167,7 @@ class SchedulerBrain:
     def _audited(self, router: str, awaited: frozenset[str], now: float) -> Iterator[Instruction]:
         """What was lost between it and the scheduler: a withdrawal, a decision, a submission."""
         for request_id in self._auditor.unawaited(router, awaited):
-            yield from self._withdraw(request_id, now)
+            yield from self._withdraw(request_id, router, now)
         for request_id in self._auditor.undecided(router, awaited):
             decision = self._decision_on(request_id, now)
             yield Tell(router, decision, again=True) if decision else Ask(router, request_id)

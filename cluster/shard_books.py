@@ -59,7 +59,8 @@ class Bill(NamedTuple):
 
     `since` is when it was first submitted, None where that was in another life of the scheduler;
     `alone_s`, seconds, what computing the prompt takes where nothing else is to be computed, 0
-    where that is not known.
+    where that is not known. `door` is the Ray actor at which its client stands, empty where in
+    none.
     """
 
     tenant: str
@@ -70,6 +71,7 @@ class Bill(NamedTuple):
     output_tokens: int = 0
     pages: int = 0
     alone_s: float = 0.0
+    door: str = ""
 
 
 @dataclass(slots=True, eq=False)

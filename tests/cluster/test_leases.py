@@ -173,3 +173,17 @@ def test_books_that_do_not_add_up_are_found() -> None:
     book.serving("m")["s"].sequences += 1
     with pytest.raises(LedgerBroken, match="sequences kept 2, counted 1"):
         book.verify()
+
+
+def test_a_door_that_stands_in_the_books_for_nothing_is_found() -> None:
+    book = LeaseBook(epoch=1, claim_timeout_s=30)
+    book.reconcile(report(1, full=True), now=0.0)
+    at_door = BILL._replace(door="d")
+    book.grant(Lease("a", 1, SHARD, 0, Reason(0.0, ())), Load(32, 3, 1), at_door, 0.0)
+    book.verify()
+    assert book.unclaimed.doors == {"d"}
+    assert book.unclaimed.at("d") == ("a",)
+    [entry] = book.serving("m")["s"].leases.values()
+    book.unclaimed.remove(entry)
+    with pytest.raises(LedgerBroken, match="unclaimed leases at doors"):
+        book.verify()

@@ -235,6 +235,18 @@ def test_withdrawing_frees_the_place_in_the_queue_or_on_the_shard(bench: Bench) 
     assert bench.brain.stats().withdrawn == 2
 
 
+def test_a_router_that_waits_for_what_another_withdraws_is_told(bench: Bench) -> None:
+    bench.join("s")
+    bench.submit("a")
+    bench.submit("b", router="r2")
+    [told] = bench.brain.handle(Withdrawn("b", "r1"), bench.now)
+    assert isinstance(told, Tell)
+    assert told.router == "r2"
+    assert kind_of(told.decision) is RefusalKind.ABANDONED
+    bench.submit("c", router="r1")
+    assert bench.happens(Withdrawn("c", "r1")) == []
+
+
 def test_a_withdrawn_lease_that_its_shard_started_ends_when_the_shard_says_so(
     bench: Bench,
 ) -> None:
@@ -262,11 +274,32 @@ def test_a_door_that_is_gone_takes_its_waiting_requests_along_and_routers_are_to
     bench.submit("a", door="d1")
     bench.submit("b", door="d1", router="r1")
     bench.submit("c", door="d2", router="r1")
+    bench.report("s", 2, started=("a",))
     assert bench.brain.doors() == {"d1", "d2"}
     [told] = bench.happens(DoorGone("d1"))
     assert (told.request_id, kind_of(told)) == ("b", RefusalKind.ABANDONED)
     assert bench.brain.doors() == {"d2"}
-    assert names(bench.report("s", 2, ended=("a",))) == ["c"]
+    assert names(bench.report("s", 3, ended=("a",))) == ["c"]
+
+
+def test_a_lease_that_a_dead_door_had_not_used_is_free_at_once(bench: Bench) -> None:
+    bench.join("s")
+    bench.submit("a", door="d1")
+    bench.submit("b", door="d2")
+    assert bench.brain.doors() == {"d1", "d2"}
+    assert names(bench.happens(DoorGone("d1"))) == ["b"]
+    assert bench.brain.doors() == {"d2"}
+
+
+def test_what_a_dead_door_had_sent_after_all_is_in_the_books_until_it_ends(bench: Bench) -> None:
+    bench.join("s")
+    bench.submit("a", door="d1")
+    bench.happens(DoorGone("d1"))
+    bench.report("s", 2, started=("a",))
+    bench.report("s", 3, full=True, held=(HeldRequest("a", 40, 40, 1),))
+    assert bench.brain.stats().leased == 1
+    bench.report("s", 4, ended=("a",))
+    assert bench.brain.stats().leased == 0
 
 
 def test_what_waits_past_its_deadline_is_refused(bench: Bench) -> None:

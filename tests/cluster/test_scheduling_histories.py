@@ -273,6 +273,7 @@ def test_every_submission_is_leased_refused_withdrawn_or_still_waits(seed: int) 
 
 
 def test_the_histories_reach_every_kind_of_decision() -> None:
-    seen = lived(seed=7, moves=8000).seen
-    leasing = {f"{event} leases" for event in ("Submitted", "Reported", "Withdrawn", "RouterGone")}
+    seen = lived(seed=1, moves=8000).seen
+    events = ("Submitted", "Reported", "Withdrawn", "RouterGone", "DoorGone")
+    leasing = {f"{event} leases" for event in events}
     assert seen.keys() >= leasing | set(RefusalKind) | {"report", "full report"}, seen
