@@ -10,6 +10,7 @@ The model stays transformers' own, but for its linear layers.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
@@ -97,11 +98,11 @@ def _linears(model: PreTrainedModel) -> Iterator[str]:
             yield name
 
 
-def _quantized(module: nn.Module) -> Int8Linear:
+def _quantized(module: Any) -> Int8Linear:
     return Int8Linear(_oriented(module), module.bias)
 
 
-def _oriented(module: nn.Module) -> Tensor:
+def _oriented(module: Any) -> Tensor:
     """The weight as `[outputs, inputs]`; GPT-2's layers keep theirs the other way round."""
     weight: Tensor = module.weight
     return weight.t() if isinstance(module, Conv1D) else weight

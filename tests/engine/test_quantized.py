@@ -48,9 +48,10 @@ def some_weights(outputs: int, inputs: int, dtype: torch.dtype) -> Tensor:
 def test_a_product_is_that_of_its_weights_in_float64(
     dtype: torch.dtype, rows: int, inputs: int, outputs: int
 ) -> None:
-    layer = Int8Linear(some_weights(outputs, inputs, dtype), some_weights(1, outputs, dtype)[0])
+    bias = some_weights(1, outputs, dtype)[0]
+    layer = Int8Linear(some_weights(outputs, inputs, dtype), bias)
     given_rows = some_weights(rows, inputs, dtype)[None]
-    exact = given_rows.double() @ values(layer).t() + layer.bias.double()
+    exact = given_rows.double() @ values(layer).t() + bias.double()
     error = (layer(given_rows).double() - exact).abs().max() / exact.abs().max()
     assert error <= 2 * TOLERANCE[dtype]
 
