@@ -15,7 +15,7 @@ from cluster.frozen import Frozen
 from cluster.isolation import check_stand_ins
 from cluster.scheduling_config import SchedulingConfig
 
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 
 
 class CacheConfig(Frozen):
@@ -111,7 +111,10 @@ class ModelConfig(Frozen):
         description="`default`, a folder of safetensors, a .gguf file,"
         " `package:<distribution>==<version>/<file.gguf>[#sha256=<hex>]`, or a hub id.",
     )
-    dtype: Dtype = Field("auto", description="Precision of weights and KV; auto: as saved.")
+    dtype: Dtype = Field(
+        "auto",
+        description="Precision of weights and KV; auto: as saved; int8: weights, beside bfloat16.",
+    )
     deterministic: bool = Field(
         False, description="The same request gives the same tokens, whatever runs beside it."
     )
@@ -151,6 +154,8 @@ class ModelConfig(Frozen):
             raise ValueError(
                 "cache.host_gib needs tensor_parallel 1: each rank has a part of every page"
             )
+        if self.dtype == "int8":
+            raise ValueError("dtype int8 needs tensor_parallel 1: its scales are not split")
         if self.resources.mig_profile is not None:
             raise ValueError("mig_profile needs tensor_parallel 1: slices have no link")
         if self.resources.gpus not in (None, 0, self.tensor_parallel):

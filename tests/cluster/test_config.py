@@ -98,6 +98,11 @@ def test_an_unknown_field_is_refused_with_those_known_there(
             "deterministic needs tensor_parallel 1",
         ),
         (
+            {"models": [{"tensor_parallel": 2, "dtype": "int8"}]},
+            "args.models[0]",
+            "dtype int8 needs tensor_parallel 1",
+        ),
+        (
             {"models": [{"tensor_parallel": 2, "resources": {"mig_profile": "1g.5gb"}}]},
             "args.models[0]",
             "mig_profile needs tensor_parallel 1",
