@@ -57,7 +57,7 @@ async def answer(client: AsyncOpenAI) -> str:
     completion = await client.completions.create(**ASK)
     assert completion.usage is not None
     assert completion.usage.completion_tokens == 8
-    return completion.choices[0].text
+    return str(completion.choices[0].text)
 
 
 async def readiness(application: Application) -> tuple[int, Any]:
