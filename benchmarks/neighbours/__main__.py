@@ -24,6 +24,9 @@ from benchmarks.neighbours.probe import CLIENTS, Waits, probe
 from benchmarks.neighbours.server import Server, started
 
 ENDED_S = 60.0
+STALL_S = 0.5
+"""So long the clients' own process may be held up; beyond, the machine was measured."""
+
 NONE = "none"
 """What the others take alone is compared with itself."""
 
@@ -53,10 +56,10 @@ NEIGHBOURS = (
     Neighbour("good_readers", factor=6, freed_s=2),
     Neighbour("slow_readers", factor=1.5, freed_s=2, beside="good_readers"),
     Neighbour("vanishing", factor=6, freed_s=2),
-    Neighbour("half_sent", factor=3, freed_s=32, ends=True),
-    Neighbour("idle", factor=3, freed_s=32, ends=True),
-    Neighbour("largest", factor=10, freed_s=2),
-    Neighbour("tiny_flood", factor=10, freed_s=2),
+    Neighbour("half_sent", factor=2, freed_s=32, ends=True),
+    Neighbour("idle", factor=2, freed_s=32, ends=True),
+    Neighbour("largest", factor=4, freed_s=2),
+    Neighbour("tiny_flood", factor=8, freed_s=2),
     Neighbour("held", factor=20, freed_s=15, fells=True),
 )
 
@@ -73,9 +76,10 @@ class Finding:
         return self.waits.share(0.99) / usual.share(0.99)
 
     def keeps(self, stated: Neighbour, usual: Waits) -> bool:
-        """Whether nothing is beyond what is stated of it; `usual`: of what it is compared with."""
+        """Whether nothing is beyond what is stated of it; `usual`: of what it is compared with.
+        What cannot be said, because the clients were held up themselves, is not kept."""
         in_time = self.ratio(usual) <= stated.factor and self.freed_s <= stated.freed_s
-        return in_time and self.waits.failed <= stated.failed
+        return in_time and self.waits.failed <= stated.failed and self.waits.stalled_s <= STALL_S
 
 
 async def observe(server: Server, neighbour: Neighbour, seconds: float) -> Finding:
@@ -121,16 +125,21 @@ async def measure(server: Server, wanted: list[Neighbour], seconds: float) -> bo
     """Print the table; whether all kept within what is stated."""
     await alone(server, seconds / 2)  # so that nothing is new
     taken = {NONE: await alone(server, seconds)}
-    print(_row("neighbour", "requests", "failed", "p50 ms", "p99 ms", "p99 over", "freed s"))
-    print(_row(*["---"] * 7))
-    print(_row(NONE, *_cells(taken[NONE]), "", ""))
+    print(
+        _row(
+            "neighbour", "requests", "failed", "p50 ms", "p99 ms", "p99 over", "freed s", "stall s"
+        )
+    )
+    print(_row(*["---"] * 8))
+    print(_row(NONE, *_cells(taken[NONE]), "", "", f"{taken[NONE].stalled_s:.1f}"))
     kept = not taken[NONE].failed
     for neighbour in wanted:
         found = await observe(server, neighbour, seconds)
         taken[neighbour.name], usual = found.waits, taken[neighbour.beside]
         over = f"{found.ratio(usual):.1f} of {neighbour.factor:g}, {neighbour.beside}"
         freed = f"{found.freed_s:.1f} of {neighbour.freed_s:g}"
-        print(_row(neighbour.name, *_cells(found.waits), over, freed), flush=True)
+        stall = f"{found.waits.stalled_s:.1f}"
+        print(_row(neighbour.name, *_cells(found.waits), over, freed, stall), flush=True)
         kept &= found.keeps(neighbour, usual)
     return kept
 

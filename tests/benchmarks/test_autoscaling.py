@@ -165,7 +165,7 @@ async def test_a_process_is_stopped_for_its_share_and_runs_when_nobody_holds_it(
     holding = await create_subprocess_exec(sys.executable, *command)
 
     async def is_stopped() -> bool:
-        return str(psutil.Process(child.pid).status()) == psutil.STATUS_STOPPED
+        return bool(psutil.Process(child.pid).status() == psutil.STATUS_STOPPED)
 
     await until(is_stopped)
     holding.terminate()

@@ -53,9 +53,16 @@ def test_no_request_may_fail_but_those_at_a_gateway_that_is_killed(
 
 @pytest.mark.parametrize(
     ("waits", "freed_s"),
-    [(Waits([0.4] * 100), 1.0), (Waits([0.1] * 100), 2.5), (Waits(), 1.0)],
+    [
+        (Waits([0.4] * 100), 1.0),
+        (Waits([0.1] * 100), 2.5),
+        (Waits(), 1.0),
+        (Waits([0.1] * 100, stalled_s=5.0), 1.0),
+    ],
 )
-def test_a_wait_or_a_time_beyond_what_is_stated_is_told(waits: Waits, freed_s: float) -> None:
+def test_a_wait_or_a_time_beyond_what_is_stated_or_that_cannot_be_told_is_not_kept(
+    waits: Waits, freed_s: float
+) -> None:
     stated = Neighbour("n", factor=3, freed_s=2)
     assert not Finding(waits, freed_s).keeps(stated, USUAL)
 
