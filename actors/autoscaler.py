@@ -49,20 +49,29 @@ class ShardScaler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._bounds: dict[str, AutoscalingConfig] = {}
+        self._places: dict[str, int] = {}
         self._autoscalers: dict[str, Autoscaler] = {}
         for model in models:
             if model.autoscaling is not None:
                 self._bounds[model.name] = model.autoscaling
-                self._autoscalers[model.name] = Autoscaler(model.autoscaling, model.first_shards)
+                self._places[model.name] = model.steps.places
+                self._begin(model.name, model.first_shards)
         self._ask = ask
         self._scale = scale
         self._clock = clock
 
     def resume(self, living: Mapping[str, int]) -> None:
-        """Begin with the shards that an earlier fleet has left, of models that it left any."""
-        for name in self._autoscalers.keys() & living.keys():
-            autoscaler = self._autoscalers[name] = Autoscaler(self._bounds[name], living[name])
-            self._scale({name: autoscaler.wanted})
+        """Begin with the shards that an earlier fleet has left. A model that may sleep and has none
+        was asleep; another that has none begins as if there had been no fleet."""
+        asleep = {name: 0 for name, bounds in self._bounds.items() if bounds.may_sleep}
+        left = asleep | dict(living)
+        for name in sorted(self._bounds.keys() & left.keys()):
+            self._scale({name: self._begin(name, left[name]).wanted})
+
+    def _begin(self, name: str, shards: int) -> Autoscaler:
+        made = Autoscaler(self._bounds[name], shards, self._places[name])
+        self._autoscalers[name] = made
+        return made
 
     async def run(self) -> None:
         """Look for ever; without a model to scale there is nothing to look at."""

@@ -95,7 +95,8 @@ class Fleet:
 
     async def _run(self) -> None:
         await self._adopt_all()
-        self._scaler.resume(left_wanted(self._members.values(), self._config.surge))
+        if self._members:
+            self._scaler.resume(left_wanted(self._members.values(), self._config.surge))
         evacuation = Evacuation(self._places, self._outdate)
         beside = (self._scaler.run(), evacuation.run(), self._carver.run())
         self._loops += map(asyncio.get_running_loop().create_task, beside)

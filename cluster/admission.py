@@ -27,6 +27,7 @@ WORDS = {
     RefusalKind.NEVER_FITS: "{0.prompt_tokens} tokens of prompt and {0.max_tokens} of output"
     " are more than any shard of {0.model} holds",
 }
+WAKING = "; {0.model} has no shard yet, and is being woken"
 
 
 def retry_after_s(predicted_s: float | None) -> float:
@@ -53,6 +54,7 @@ class Admission:
         self._measured: Counter[str] = Counter()
         self._measured_at: dict[str, float] = {}
         self._unserved_since: dict[str, float] = {}
+        self._unserved_s: dict[str, float] = {}
 
     def backlogged(self, model: str, now: float) -> None:
         """The first request of `model` begins to wait."""
@@ -72,8 +74,10 @@ class Admission:
 
     def served(self, model: str, now: float) -> None:
         """A shard of `model` is there. While there was none, nothing was to be measured."""
-        if self._unserved_since.pop(model, None) is not None:
+        since = self._unserved_since.pop(model, None)
+        if since is not None:
             self._measured_at[model] = now
+            self._unserved_s[model] = now - since
 
     def wait_s(self, submission: Submission) -> float | None:
         """How long a new request would wait, by Little's law; None where too little is known."""
@@ -89,7 +93,8 @@ class Admission:
         """Why it cannot be served any more by `shards`, all those of its model.
 
         A model is not ready when somebody has wanted it for `not_ready_timeout_s` with no shard
-        there all the while: the first to come wait that long, those after are told at once.
+        there all the while: the first to come wait that long, those after are told at once. Who
+        wakes it waits for as long as its class and its deadline let it.
         """
         submission = waiting.submission
         if waiting.deadline_at <= now:
@@ -97,6 +102,8 @@ class Admission:
         if waiting.expires_at <= now:
             return RefusalKind.QUEUE_TIMEOUT
         if not len(shards):
+            if submission.wakes:
+                return None
             since = self._unserved_since.get(submission.model, now)
             return (
                 RefusalKind.NOT_READY if now - since >= self._config.not_ready_timeout_s else None
@@ -112,7 +119,10 @@ class Admission:
         return RefusalKind.DEADLINE if late else RefusalKind.QUEUE_FULL
 
     def refusal(self, submission: Submission, kind: RefusalKind) -> Refusal:
-        """Put it in words."""
+        """Put it in words. To wake the model takes as long, one may hope, as it took before."""
         wait_s = None if kind is RefusalKind.NOT_READY else self.wait_s(submission)
-        message, retry = WORDS[kind].format(submission), retry_after_s(wait_s)
-        return Refusal(submission.request_id, kind, message, retry)
+        message = WORDS[kind].format(submission)
+        if submission.wakes and submission.model in self._unserved_since:
+            wait_s = self._unserved_s.get(submission.model)
+            message += WAKING.format(submission)
+        return Refusal(submission.request_id, kind, message, retry_after_s(wait_s))

@@ -2,7 +2,8 @@
 
 The policy is a handful of functions of one look at the model; `Autoscaler` owns what they need to
 remember between looks, and is the one to change the number. More shards come at once, and by more
-than one; fewer only after a whole period in which fewer would have done.
+than one; fewer only after a whole period in which fewer would have done. When a model sleeps and
+wakes is told in `waking`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from cluster.autoscaling_config import AutoscalingConfig
 from cluster.stats import ModelStats
+from cluster.waking import Interest, to_begin_with
 
 TOLERANCE = 0.1
 """Pressures closer to 1 than this change nothing: the dead band of Kubernetes' HPA, its default."""
@@ -147,12 +149,15 @@ class Means:
 class Autoscaler:
     """The number of one model's shards; `look` at it every second or so is its one door.
 
-    Starts with `shards` as wanted. Time is in seconds and never goes back.
+    Starts with `shards` as wanted, of which each has `places` for sequences. Time is in seconds and
+    never goes back.
     """
 
-    def __init__(self, config: AutoscalingConfig, shards: int) -> None:
+    def __init__(self, config: AutoscalingConfig, shards: int, places: int) -> None:
         self._config = config
         self._wanted = config.bounded(shards)
+        self._places = places
+        self._interest = Interest(config.idle_s, asleep=not self._wanted)
         self._means = Means()
         self._serving = 0
         self._settled_at = -math.inf
@@ -173,10 +178,13 @@ class Autoscaler:
             self._settled_at = now + self._config.settle_s
         self._serving = stats.shards
         self._means.take(stats, now)
+        self._interest.note(stats, now)
+        if self._config.may_sleep and self._interest.is_gone(now):
+            return self._sleep()
         seen = self._means.seen(settled=now >= self._settled_at)
         # More than are wanted are there while one replaces another, or while they leave.
         seen = replace(seen, shards=min(seen.shards, self._wanted))
-        needed = self._config.min_shards if stats.idle else self._needed(seen, now)
+        needed = self._needed(stats, seen, now)
         if needed > self._wanted:
             return self._grow(needed, seen, now)
         if needed == self._wanted:
@@ -184,16 +192,26 @@ class Autoscaler:
             return None
         return self._rest(needed, now)
 
-    def _needed(self, seen: Seen, now: float) -> int:
-        """Within the bounds: one to begin with, more than now, as many, or fewer."""
+    def _needed(self, stats: ModelStats, seen: Seen, now: float) -> int:
+        """Within the bounds: some to begin with, more than now, as many, or fewer."""
+        if stats.idle:
+            return self._config.bounded(1)
         if not seen.shards:
-            return max(self._wanted, self._config.bounded(1))
+            first = to_begin_with(stats.queued, self._places, self._config)
+            return max(self._wanted, self._config.bounded(first))
         asked = enough(seen, self._config)
         if asked > seen.shards:
             asked = max(asked, self._wanted)  # some may be on their way
         else:
             asked = fewest(seen, self._config, self._limit(now))
         return self._config.bounded(min(asked, useful(seen, self._config)))
+
+    def _sleep(self) -> Change | None:
+        self._calm_since, self._calm_needed = math.inf, 0
+        if not self._wanted:
+            return None
+        self._wanted = 0
+        return Change(0, f"for {self._config.idle_s:g} s nobody asked for it")
 
     def _grow(self, needed: int, seen: Seen, now: float) -> Change | None:
         self._calm_since, self._calm_needed = math.inf, 0
@@ -234,7 +252,7 @@ class Autoscaler:
 
 def _why_more(seen: Seen) -> str:
     if not seen.shards:
-        return "requests wait for a first one"
+        return "it is asked for, and has none"
     return (
         f"work for {seen.work:.1f} on {seen.shards}; of what the targets allow, the wait takes"
         f" {seen.delay:.0%} and further tokens {seen.tpot:.0%} (p95)"

@@ -178,7 +178,7 @@ class ModelConfig(Frozen):
     @property
     def may_sleep(self) -> bool:
         """Whether it may have no shard and still be ready for requests."""
-        return self.autoscaling is not None and not self.autoscaling.min_shards
+        return self.autoscaling is not None and self.autoscaling.may_sleep
 
     @property
     def steps(self) -> BatchingConfig:

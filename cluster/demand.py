@@ -36,6 +36,11 @@ class Demand:
         self._in_vain: Counter[str] = Counter()
         self._delay: defaultdict[str, RecentSeconds] = defaultdict(_recent)
         self._tpot: defaultdict[str, RecentSeconds] = defaultdict(_recent)
+        self._served_since: dict[str, float] = {}
+
+    def served(self, model: str, now: float) -> None:
+        """From now on it has a shard, and had none before."""
+        self._served_since[model] = now
 
     def granted(self, model: str) -> None:
         self._granted[model] += 1
@@ -44,12 +49,14 @@ class Demand:
         self._in_vain[model] += kind in WANTS_ROOM
 
     def started(self, model: str, bill: Bill, now: float) -> None:
-        """A target that its prompt alone would miss tells nothing of how many shards there are."""
+        """A target that its prompt alone would miss tells nothing of how many shards there are, nor
+        does the time in which there was none."""
         sla = self._classes.get(bill.sla)
         if sla is None or sla.ttft_s is None or bill.since is None:
             return
         if bill.alone_s < sla.ttft_s:
-            waited_s = max(now - bill.since - bill.alone_s, 0.0)
+            since = max(bill.since, self._served_since.get(model, bill.since))
+            waited_s = max(now - since - bill.alone_s, 0.0)
             allowed_s = max(sla.ttft_s - bill.alone_s, sla.ttft_s / 2)
             self._delay[model].record(waited_s / allowed_s, now)
 

@@ -50,11 +50,13 @@ class Hearing:
             yield from self.gone(shard.ref, now)
 
     def _believe(self, report: ShardReport, now: float) -> None:
-        name = report.shard.shard
+        name, model = report.shard.shard, report.shard.model
         if report.full:
+            if not len(self._books.leases.serving(model)):
+                self._dispatch.accounts.demand.served(model, now)
             self._books.index.drop(name)
             self._books.leases.reconcile(report, now)
-            self._dispatch.admission.served(report.shard.model, now)
+            self._dispatch.admission.served(model, now)
         else:
             self._books.leases.settle(report, now)
         self._books.index.store(name, report.stored)

@@ -82,7 +82,8 @@ class Submission:
     `router` names who is told the decision. `page_hashes` are those of the prompt's full pages.
     `deadline_s` is how long from now the first output may take. One that `goes_on` was served
     before and lost its shard: no full queue and no budget turns it away. `door` is the Ray actor at
-    which its client stands; empty where it is in none.
+    which its client stands; empty where it is in none. `wakes`: where its model has no shard, that
+    is for it to bring one up, and it waits.
     """
 
     request_id: str
@@ -97,6 +98,7 @@ class Submission:
     deadline_s: float | None = None
     goes_on: bool = False
     door: str = ""
+    wakes: bool = False
 
 
 @message

@@ -18,6 +18,7 @@ from deployments.generation import Piece, TokenSource, Usage, read_pieces
 from deployments.handle import GeneratedChoice, GenerateRequest, Generation, GenerationDelta
 from deployments.intake import Call, Intake
 from deployments.merging import merge
+from deployments.readiness import Readiness
 from deployments.served import ServedModel
 
 
@@ -25,13 +26,13 @@ from deployments.served import ServedModel
 class Outside:
     """What the gateway is given of the world: the cluster, the clock and chance.
 
-    `obstacles` says in words what keeps requests from being answered now, and nothing when they
-    would be; `stats` reads the cluster's books, `topology` asks its nodes what they are; `explain`
-    and `forecast` ask the scheduler why; `now` is seconds since the epoch.
+    `readiness` tells whether requests would be answered now; `stats` reads the cluster's books,
+    `topology` asks its nodes what they are; `explain` and `forecast` ask the scheduler why; `now`
+    is seconds since the epoch.
     """
 
     source: TokenSource
-    obstacles: Callable[[], Awaitable[tuple[str, ...]]]
+    readiness: Callable[[], Awaitable[Readiness]]
     stats: Callable[[], Awaitable[ClusterStats]]
     topology: Callable[[], Awaitable[Topology]]
     explain: Callable[[str], Awaitable[Explanation | None]]

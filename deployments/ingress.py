@@ -22,6 +22,7 @@ from cluster.config import ShoalConfig
 from deployments.auth import ApiKeys
 from deployments.door import Door
 from deployments.gateway import Gateway, Outside
+from deployments.readiness import Readiness
 from deployments.router import RouterHandle
 from deployments.routes import create_app
 from deployments.served import ServedModel
@@ -48,7 +49,7 @@ class Ingress(Gateway):
         self._door = Door(self._router, channels, config, chance.random)
         outside = Outside(
             self._door,
-            self._obstacles,
+            self._readiness,
             self._router.stats,
             survey,
             self._router.explain,
@@ -66,9 +67,9 @@ class Ingress(Gateway):
         """Serve awaits this as it stops the replica: shards learn at once that we left."""
         await self._door.close()
 
-    async def _obstacles(self) -> tuple[str, ...]:
+    async def _readiness(self) -> Readiness:
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
-                return await self._router.obstacles()
+                return await self._router.readiness()
         except (TimeoutError, RayActorError, RayServeException):
-            return ("the routers, the scheduler or the fleet do not answer",)
+            return Readiness(("the routers, the scheduler or the fleet do not answer",))

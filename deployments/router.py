@@ -23,6 +23,7 @@ from cluster.explanations import Explanation, Forecast
 from cluster.isolation import Isolation
 from cluster.messages import Decision, ShardRef, Submission
 from cluster.stats import ClusterStats, ShardStats
+from deployments.readiness import Readiness
 
 STATS_TIMEOUT_S = 2.0
 HANDLE_ATTEMPTS = 120
@@ -37,7 +38,8 @@ class Router:
         context = serve.get_replica_context()
         self._name = context.replica_id.unique_id
         self._isolation = Isolation(config.models)
-        self._awake = frozenset(model.name for model in config.models if not model.may_sleep)
+        self._models = frozenset(model.name for model in config.models)
+        self._sleepers = frozenset(model.name for model in config.models if model.may_sleep)
         self._namespace = context.app_name
         silence_s = config.scheduling.router_timeout_s * 2 / 3
         self._scheduler = SchedulerClient(
@@ -72,7 +74,8 @@ class Router:
 
     def _signed(self, submission: Submission) -> Submission:
         model = self._isolation.shards_for(submission.model, submission.tenant)
-        return replace(submission, router=self._name, model=model)
+        wakes = model in self._sleepers
+        return replace(submission, router=self._name, model=model, wakes=wakes)
 
     async def _shard_stats(self, shard: ShardRef) -> ShardStats | None:
         try:
@@ -83,14 +86,17 @@ class Router:
             return None
         return stats
 
-    async def obstacles(self) -> tuple[str, ...]:
-        """For each model that should have a living shard and has none, what its are about."""
+    async def readiness(self) -> Readiness:
+        """An obstacle is, of each model that should have a living shard and has none, what its
+        shards are about."""
         stats = await self._scheduler.stats()
-        idle = self._awake - {shard.model for shard in stats.shards}
-        if not idle:
-            return ()
+        unserved = self._models - {shard.model for shard in stats.shards}
+        asleep = tuple(sorted(unserved & self._sleepers))
+        missed = sorted(unserved - self._sleepers)
+        if not missed:
+            return Readiness(asleep=asleep)
         status: FleetStatus = await self._fleet.status.remote()
-        return tuple(_in_words(model, status) for model in sorted(idle))
+        return Readiness(tuple(_in_words(model, status) for model in missed), asleep)
 
 
 class RouterHandle:
@@ -131,10 +137,10 @@ class RouterHandle:
         forecast: Forecast = await self._handle.forecast.remote(submission)
         return forecast
 
-    async def obstacles(self) -> tuple[str, ...]:
-        """See `Router.obstacles`."""
-        obstacles: tuple[str, ...] = await self._handle.obstacles.remote()
-        return obstacles
+    async def readiness(self) -> Readiness:
+        """See `Router.readiness`."""
+        readiness: Readiness = await self._handle.readiness.remote()
+        return readiness
 
     async def _decision(self, submission: Submission) -> Decision:
         for _ in range(HANDLE_ATTEMPTS):

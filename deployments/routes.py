@@ -91,11 +91,11 @@ def _add_operations(app: FastAPI, gateway: Gateway) -> None:
         return {"status": "alive"}
 
     @app.get("/ready", summary="Would answer a request now")
-    async def ready() -> dict[str, str]:
-        obstacles = await gateway.outside.obstacles()
-        if obstacles:
-            raise NotReady("; ".join(obstacles), retry_after_s=1.0)
-        return {"status": "ready"}
+    async def ready() -> dict[str, Any]:
+        readiness = await gateway.outside.readiness()
+        if readiness.obstacles:
+            raise NotReady("; ".join(readiness.obstacles), retry_after_s=1.0)
+        return {"status": "ready", "asleep": readiness.asleep}
 
     @app.get("/admin/stats", summary="The books of the scheduler and of every shard")
     async def stats() -> dict[str, Any]:

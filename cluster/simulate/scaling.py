@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 from cluster.autoscaling import Autoscaler
@@ -71,7 +71,9 @@ class SimulatedFleet:
     def __init__(self, experiment: Experiment, config: AutoscalingConfig, startup_s: float) -> None:
         self._experiment = experiment
         self._startup_s = startup_s
-        self._autoscaler = Autoscaler(config, experiment.shards)
+        device = experiment.device
+        places = min(device.max_num_seqs, device.max_batch_tokens)
+        self._autoscaler = Autoscaler(config, experiment.shards, places)
         self._brain = SchedulerBrain(experiment.scheduling, epoch=1)
         self._numbers = count()
         self._living: list[Tenure] = []
@@ -81,7 +83,10 @@ class SimulatedFleet:
         first = [self._new(0.0) for _ in range(self._autoscaler.wanted)]
         for tenure in first:
             tenure.serves = True
-        load = offered_load(experiment.rows, experiment.shape)
+        load = [
+            replace(one, submission=replace(one.submission, wakes=config.may_sleep))
+            for one in offered_load(experiment.rows, experiment.shape)
+        ]
         shards = [tenure.shard for tenure in first]
         self.simulation = Simulation(
             load, shards, self._brain, experiment.timing, experiment.stopwatch

@@ -10,7 +10,7 @@ import pytest
 
 from actors.autoscaler import ShardScaler
 from cluster.autoscaling_config import AutoscalingConfig
-from cluster.config import ModelConfig
+from cluster.config import BatchingConfig, ModelConfig
 from cluster.errors import NotReady
 from cluster.stats import ModelStats
 from tests.actors.living import until
@@ -84,3 +84,22 @@ def test_what_an_earlier_fleet_has_left_is_what_it_begins_with() -> None:
     asked.scaler.look({"moving": replace(FULL, shards=3)})
 
     assert asked.wanted == [{"moving": 3}, {"moving": 4}]
+
+
+def test_what_sleeps_when_another_fleet_comes_sleeps_on() -> None:
+    bounds = AutoscalingConfig(min_shards=0, max_shards=2)
+    sleeper = ModelConfig(name="sleeper", shards=2, autoscaling=bounds)
+    asked = Asked(*MODELS, sleeper)
+    asked.scaler.resume({"moving": 1})
+    assert asked.wanted == [{"moving": 1}, {"sleeper": 0}]
+
+    asked.scaler.look({"moving": FULL, "sleeper": ModelStats(queued=1)})
+    assert asked.wanted[-1] == {"sleeper": 1}
+
+
+def test_a_model_wakes_with_shards_by_the_places_that_each_will_have() -> None:
+    bounds, small = AutoscalingConfig(min_shards=0, max_shards=9), BatchingConfig(max_num_seqs=4)
+    asked = Asked(ModelConfig(name="sleeper", shards=0, autoscaling=bounds, batching=small))
+    asked.scaler.look({"sleeper": ModelStats(queued=5)})
+
+    assert asked.wanted == [{"sleeper": 2}]

@@ -14,6 +14,7 @@ from cluster.autoscaling_config import AutoscalingConfig
 from cluster.stats import ModelStats, Percentiles
 
 CONFIG = AutoscalingConfig(max_shards=16, settle_s=10.0, down_after_s=60.0)
+PLACES = 64
 
 
 def late(share: float, count: int = FEW) -> Percentiles:
@@ -73,28 +74,28 @@ class Paper:
 
 
 def test_a_full_shard_with_a_growing_queue_gets_as_many_beside_it_as_the_load_needs() -> None:
-    paper = Paper(Autoscaler(CONFIG, 1), work=2.4, startup_s=20)
+    paper = Paper(Autoscaler(CONFIG, 1, PLACES), work=2.4, startup_s=20)
     paper.run(19)
 
     assert paper.scaler.wanted == 4  # 2.4 / 0.65, rounded up
 
 
 def test_a_backlog_that_is_being_worked_off_asks_for_no_more() -> None:
-    paper = Paper(Autoscaler(CONFIG, 1), work=2.4, startup_s=60)
+    paper = Paper(Autoscaler(CONFIG, 1, PLACES), work=2.4, startup_s=60)
     paper.run(400)
 
     assert max(shards for _, shards in paper.wanted) <= 5
 
 
 def test_no_step_is_larger_than_growth_allows() -> None:
-    paper = Paper(Autoscaler(CONFIG, 1), work=16.0, startup_s=1000)
+    paper = Paper(Autoscaler(CONFIG, 1, PLACES), work=16.0, startup_s=1000)
     paper.run(30)
 
     assert paper.scaler.wanted == 4
 
 
 def test_late_requests_get_half_as_many_shards_again_until_what_is_new_has_settled() -> None:
-    scaler = Autoscaler(CONFIG, 4)
+    scaler = Autoscaler(CONFIG, 4, PLACES)
     scaler.look(stats(4, utilization=0.3), 0.0)
     wanted = scaler.look(stats(4, utilization=0.3, delay=late(1.5)), 20.0)
     assert wanted is not None
@@ -106,7 +107,7 @@ def test_late_requests_get_half_as_many_shards_again_until_what_is_new_has_settl
 
 
 def test_slow_further_tokens_get_more_shards_too() -> None:
-    scaler = Autoscaler(CONFIG, 4)
+    scaler = Autoscaler(CONFIG, 4, PLACES)
     scaler.look(stats(4, utilization=0.3), 0.0)
     wanted = scaler.look(stats(4, utilization=0.3, tpot=late(1.2)), 20.0)
 
@@ -115,21 +116,21 @@ def test_slow_further_tokens_get_more_shards_too() -> None:
 
 
 def test_the_p95_of_a_handful_of_requests_changes_nothing() -> None:
-    scaler = Autoscaler(CONFIG, 4)
+    scaler = Autoscaler(CONFIG, 4, PLACES)
     scaler.look(stats(4, utilization=0.3), 0.0)
 
     assert scaler.look(stats(4, utilization=0.3, delay=late(9.0, FEW - 1)), 20.0) is None
 
 
 def test_a_lone_late_request_gets_no_second_shard() -> None:
-    scaler = Autoscaler(CONFIG, 1)
+    scaler = Autoscaler(CONFIG, 1, PLACES)
     scaler.look(stats(1, running=0), 0.0)
 
     assert scaler.look(stats(1, running=1, delay=late(9.0)), 20.0) is None
 
 
 def test_shards_go_only_after_fewer_would_have_done_for_a_whole_period() -> None:
-    paper = Paper(Autoscaler(CONFIG, 8), work=0.5, serving=8)
+    paper = Paper(Autoscaler(CONFIG, 8, PLACES), work=0.5, serving=8)
     paper.run(60)
     assert paper.wanted == []
 
@@ -139,7 +140,7 @@ def test_shards_go_only_after_fewer_would_have_done_for_a_whole_period() -> None
 
 
 def test_a_burst_begins_the_period_anew() -> None:
-    paper = Paper(Autoscaler(CONFIG, 2), work=0.5, serving=2)
+    paper = Paper(Autoscaler(CONFIG, 2, PLACES), work=0.5, serving=2)
     paper.run(50)
     paper.work = 1.3
     paper.run(5)
@@ -150,31 +151,21 @@ def test_a_burst_begins_the_period_anew() -> None:
 
 
 def test_shards_stay_where_one_fewer_would_miss_the_target() -> None:
-    scaler = Autoscaler(CONFIG, 3)
+    scaler = Autoscaler(CONFIG, 3, PLACES)
     for second in range(300):
         # 0.45 on two shards would be 0.68, and a wait of half the target would be one and a third.
         assert scaler.look(stats(3, utilization=0.45, delay=late(0.5)), float(second)) is None
 
 
 def test_what_was_too_few_is_not_tried_again_soon() -> None:
-    paper = Paper(Autoscaler(CONFIG, 1), work=0.5, knee=0.4)
+    paper = Paper(Autoscaler(CONFIG, 1, PLACES), work=0.5, knee=0.4)
     paper.run(200)
 
     assert [shards for _, shards in paper.wanted] == [2]
 
 
-def test_an_idle_model_goes_to_none_where_that_is_allowed_and_wakes_for_a_request() -> None:
-    scaler = Autoscaler(AutoscalingConfig(min_shards=0, max_shards=2, down_after_s=5.0), 1)
-    looks = [scaler.look(stats(1, running=0), float(second)) for second in range(6)]
-    assert [wanted.shards for wanted in looks if wanted] == [0]
-
-    assert scaler.look(ModelStats(queued=1), 10.0) is not None
-    assert scaler.wanted == 1
-    assert scaler.look(ModelStats(queued=1), 100.0) is None  # it is on its way
-
-
 def test_a_shard_that_never_comes_is_given_up_when_it_is_not_needed_any_more() -> None:
-    scaler = Autoscaler(CONFIG, 4)
+    scaler = Autoscaler(CONFIG, 4, PLACES)
     for second in range(130):
         scaler.look(stats(2, utilization=0.1), float(second))
 
@@ -182,7 +173,7 @@ def test_a_shard_that_never_comes_is_given_up_when_it_is_not_needed_any_more() -
 
 
 def test_shards_lost_under_load_are_not_given_up() -> None:
-    scaler = Autoscaler(CONFIG, 4)
+    scaler = Autoscaler(CONFIG, 4, PLACES)
     for second in range(130):
         scaler.look(stats(2, utilization=1.0), float(second))
 
@@ -211,7 +202,9 @@ def test_the_number_never_leaves_its_bounds(
 ) -> None:
     most = max(fewest + more, 1)
     scaler = Autoscaler(
-        AutoscalingConfig(min_shards=fewest, max_shards=most, down_after_s=down_after_s), first
+        AutoscalingConfig(min_shards=fewest, max_shards=most, down_after_s=down_after_s),
+        first,
+        PLACES,
     )
     for second, look in enumerate(looks):
         before = scaler.wanted
@@ -226,7 +219,7 @@ def test_under_a_constant_load_the_number_comes_to_rest(
     work: float, knee: float, startup_s: int, first: int
 ) -> None:
     """Wherever its shards become late: at worst, fewer are tried once in `FORGET` periods."""
-    paper = Paper(Autoscaler(CONFIG, first), work, knee, startup_s, serving=first)
+    paper = Paper(Autoscaler(CONFIG, first, PLACES), work, knee, startup_s, serving=first)
     paper.run(1200)
     settled = len(paper.wanted)
     paper.run(1200)
@@ -238,7 +231,7 @@ def test_under_a_constant_load_the_number_comes_to_rest(
 def test_a_step_of_the_load_is_answered_within_half_a_minute(
     before: float, after: float, startup_s: int
 ) -> None:
-    paper = Paper(Autoscaler(CONFIG, 1), before, startup_s=startup_s)
+    paper = Paper(Autoscaler(CONFIG, 1, PLACES), before, startup_s=startup_s)
     paper.run(120)
     at = len(paper.wanted)
     paper.work = after
@@ -250,7 +243,7 @@ def test_a_step_of_the_load_is_answered_within_half_a_minute(
 
 @pytest.mark.parametrize("startup_s", [0, 30, 120])
 def test_in_the_end_there_is_enough_for_a_load_and_not_much_more(startup_s: int) -> None:
-    paper = Paper(Autoscaler(CONFIG, 1), work=5.0, startup_s=startup_s)
+    paper = Paper(Autoscaler(CONFIG, 1, PLACES), work=5.0, startup_s=startup_s)
     paper.run(1500)
 
     assert paper.queued == 0
@@ -259,7 +252,7 @@ def test_in_the_end_there_is_enough_for_a_load_and_not_much_more(startup_s: int)
 
 @pytest.mark.parametrize("changing_s", [1, 120])
 def test_a_shard_that_is_there_only_while_another_is_replaced_is_not_kept(changing_s: int) -> None:
-    scaler = Autoscaler(CONFIG, 2)
+    scaler = Autoscaler(CONFIG, 2, PLACES)
     busy = 2 * 0.69  # a little above the target, as two may be for good
     for second in range(120 + changing_s):
         shards = 3 if second >= 120 else 2

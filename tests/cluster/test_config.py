@@ -53,7 +53,7 @@ def test_a_configuration_is_frozen_in_every_part() -> None:
         (
             {"models": [{"autoscaling": {"max_shards": 3, "max": 3}}]},
             "args.models[0].autoscaling.max",
-            "down_after_s, growth, max_shards",
+            "down_after_s, growth, idle_s, max_shards",
         ),
         ({"modles": []}, "args.modles", "gateway, models, router, scheduling"),
         (

@@ -97,6 +97,15 @@ def test_a_prompt_that_alone_takes_longer_than_its_target_is_left_out() -> None:
     assert slow.demand(20.0)["m"].delay.count == 1
 
 
+def test_of_who_waited_for_a_first_shard_only_the_wait_for_its_turn_there_counts() -> None:
+    woken = SchedulerBrain(CONFIG, epoch=1)
+    woken.handle(Submitted(submission("a")), 0.0)
+    woken.handle(Reported(report(1, full=True)), 20.0)
+    woken.handle(Reported(report(2, started=("a",))), 21.0)
+
+    assert woken.demand(21.0)["m"].delay.p95 == pytest.approx(0.5, rel=0.06)  # 1 s of 2
+
+
 def test_a_shard_that_leaves_is_not_counted_but_what_it_runs_is() -> None:
     two = brain()
     other = replace(SHARD, shard="s1", actor="s1")

@@ -130,6 +130,8 @@ class History:
             self.leases[decision.request_id] = decision
             self.seen[leases] += 1
         else:
+            wakes = self.submissions[decision.request_id].wakes
+            assert not (wakes and decision.kind is RefusalKind.NOT_READY)
             self.seen[decision.kind] += 1
 
     def move(self) -> None:
@@ -164,6 +166,7 @@ class History:
             page_hashes=pages,
             deadline_s=self.random.choice([None] * 8 + [0.0, 3.0]),
             door=self.random.choice(["", "d1", "d2"]),
+            wakes=self.random.choice([False, False, True]),
         )
         self.submissions[submission.request_id] = submission
         self.ask(submission)
@@ -250,8 +253,8 @@ class History:
         """Without shards, everybody is told something in time."""
         for shard in list(self.shards.values()):
             self.send(ShardGone(shard.ref))
-        for _ in range(3):  # the last shards fall silent, their model is missed, its time is up
-            self.now += 60
+        for _ in range(3):  # the last shards fall silent, their model is missed, all time is up
+            self.now += 120
             self.send(Ticked())
         assert not self.open
         assert self.brain.stats().leased == self.brain.stats().indexed_pages == 0

@@ -13,11 +13,16 @@ async def test_health_is_about_being_alive(world: World) -> None:
 
 
 async def test_ready_is_about_answering_now(world: World) -> None:
-    assert (await world.client.get("/ready")).status_code == 200
+    answer = await world.client.get("/ready")
+    assert (answer.status_code, answer.json()["status"]) == (200, "ready")
     world.source.before_hold = 0
     refused = await world.client.get("/ready")
     assert refused.status_code == 503
     assert refused.json()["error"]["message"] == "the source holds back"
+
+
+async def test_a_model_that_sleeps_is_named_and_keeps_nobody_out(world: World) -> None:
+    assert (await world.client.get("/ready")).json()["asleep"] == ["shoal/sleeper"]
 
 
 async def test_the_books_are_open_to_those_with_a_key(world: World) -> None:

@@ -14,10 +14,13 @@ import ray
 from ray import serve
 from ray.exceptions import ActorUnavailableError
 
+from actors.fleet_status import FleetStatus
 from cluster.config import parse_config
 from cluster.errors import ModelNotFound, SchedulerLost
 from cluster.explanations import Forecast
 from cluster.messages import Decision, DecisionBatch, Lease, Reason, ShardRef, Submission
+from cluster.stats import SchedulerStats
+from deployments.readiness import Readiness
 from deployments.router import HANDLE_ATTEMPTS, Router, RouterHandle
 
 SUBMISSION = Submission("r", "", "m", "t", "P1", 20, 10, 1, ())
@@ -120,6 +123,11 @@ class Scheduler:
         self.submit = Method(self._submit)
         self.forecast = Method(self._forecast)
         self.decisions = Method(self._decisions)
+        self.stats = Method(self._stats)
+        self.shards: tuple[ShardRef, ...] = ()
+
+    async def _stats(self) -> SchedulerStats:
+        return SchedulerStats(epoch=1, shards=self.shards)
 
     async def _submit(self, _router: str, batch: tuple[Submission, ...]) -> tuple[Decision, ...]:
         self.asked += batch
@@ -134,10 +142,26 @@ class Scheduler:
         raise AssertionError("nobody decides later here")
 
 
+class Fleet:
+    """A DeploymentHandle of the fleet, which wants one shard of `m`."""
+
+    def __init__(self) -> None:
+        self.status = Method(self._status)
+
+    async def _status(self) -> FleetStatus:
+        return FleetStatus({"m": 1}, (), 0.0)
+
+
 CONFIG = {
     "models": [
         {"name": "m", "source": "s"},
-        {"name": "m-acme", "source": "s", "tenant": "acme", "instead_of": "m"},
+        {
+            "name": "m-acme",
+            "source": "s",
+            "tenant": "acme",
+            "instead_of": "m",
+            "autoscaling": {"min_shards": 0, "max_shards": 1},
+        },
     ]
 }
 ACME = Submission("r", "forged", "m", "acme", "P1", 20, 10, 1, ())
@@ -155,7 +179,7 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> Scheduler:
 async def router(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Router]:
     replica = SimpleNamespace(replica_id=SimpleNamespace(unique_id="router-1"), app_name="app")
     monkeypatch.setattr(serve, "get_replica_context", lambda: replica)
-    made = Router(parse_config(CONFIG), fleet=None)
+    made = Router(parse_config(CONFIG), fleet=Fleet())
     yield made
     await made._scheduler.close()
 
@@ -167,6 +191,33 @@ async def test_a_tenant_with_its_own_shards_is_placed_there_and_others_are_not(
     assert await router.place(SUBMISSION) == LEASE
     asked = [(one.router, one.model, one.tenant) for one in scheduler.asked]
     assert asked == [("router-1", "m-acme", "acme"), ("router-1", "m", "t")]
+
+
+async def test_requests_for_a_model_that_may_sleep_may_wake_it_and_others_do_not(
+    scheduler: Scheduler, router: Router
+) -> None:
+    await router.place(ACME)
+    await router.place(SUBMISSION)
+    assert [(one.model, one.wakes) for one in scheduler.asked] == [("m-acme", True), ("m", False)]
+
+
+@pytest.mark.parametrize(
+    ("living", "obstacles", "asleep"),
+    [
+        ((), ("m has 1 shards wanted",), ("m-acme",)),
+        (("m",), (), ("m-acme",)),
+        (("m", "m-acme"), (), ()),
+    ],
+)
+async def test_a_model_without_a_shard_is_an_obstacle_unless_it_may_sleep(
+    scheduler: Scheduler,
+    router: Router,
+    living: tuple[str, ...],
+    obstacles: tuple[str, ...],
+    asleep: tuple[str, ...],
+) -> None:
+    scheduler.shards = tuple(ShardRef(f"{model}/shard-0", model, "", "") for model in living)
+    assert await router.readiness() == Readiness(obstacles, asleep)
 
 
 async def test_a_forecast_is_of_the_shards_that_would_serve_the_tenant(

@@ -18,6 +18,7 @@ from cluster.stats import ClusterStats, SchedulerStats
 from cluster.topology import Node, NumaNode, Topology
 from deployments.auth import ApiKeys
 from deployments.gateway import Gateway, Outside
+from deployments.readiness import Readiness
 from deployments.served import ServedModel
 from deployments.text import ModelText
 from tests.deployments.scripted import Script, ScriptedTokens
@@ -38,8 +39,9 @@ def make_gateway(
 ) -> Gateway:
     """Beside `living` shards; `config` is what would stand under `args` in the file."""
 
-    async def obstacles() -> tuple[str, ...]:
-        return () if source.before_hold is None else ("the source holds back",)
+    async def readiness() -> Readiness:
+        obstacles = () if source.before_hold is None else ("the source holds back",)
+        return Readiness(obstacles, asleep=("shoal/sleeper",))
 
     async def stats() -> ClusterStats:
         shards = [ShardRef(f"s{number}", MODEL, "", "") for number in range(living)]
@@ -59,7 +61,7 @@ def make_gateway(
 
     outside = Outside(
         source,
-        obstacles,
+        readiness,
         stats,
         topology,
         explain,

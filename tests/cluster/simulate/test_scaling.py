@@ -21,10 +21,12 @@ ROWS = read_trace(TRACE)[:500]
 CONFIG = AutoscalingConfig(max_shards=4, settle_s=5.0, down_after_s=20.0)
 
 
-def scaled(tide: tuple[float, ...], speed: float = 1.0, startup_s: float = 5.0) -> ScaledRun:
-    shape = Shape(speed=speed, page_tokens=128, copies=6, tide=tide)
+def scaled(
+    tide: tuple[float, ...], startup_s: float = 5.0, config: AutoscalingConfig = CONFIG
+) -> ScaledRun:
+    shape = Shape(page_tokens=128, copies=6, tide=tide)
     experiment = Experiment(ROWS, 1, DEVICES["h100"], shape, stopwatch=lambda: 0.0)
-    return scaled_run(experiment, CONFIG, startup_s)
+    return scaled_run(experiment, config, startup_s)
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +39,16 @@ def test_shards_follow_the_load_up_and_down_and_every_request_is_served(run: Sca
 
     assert max(counts) > 1
     assert counts[-1] < max(counts)
+    assert run.every.served == run.every.offered > 0
+
+
+def test_who_comes_while_all_shards_sleep_wakes_them_and_is_served() -> None:
+    sleeper = CONFIG.model_copy(update={"min_shards": 0, "idle_s": 10.0})
+    run = scaled((1.0, 0.0, 0.0, 1.0), startup_s=40.0, config=sleeper)
+    asleep = [place for place, (_, shards, _) in enumerate(run.changes) if not shards]
+
+    assert min(moment.serving for moment in run.moments) == 0
+    assert run.changes[asleep[0] + 1][1] > 0
     assert run.every.served == run.every.offered > 0
 
 
