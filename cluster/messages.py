@@ -98,6 +98,11 @@ class Submission:
     goes_on: bool = False
     door: str = ""
 
+    @property
+    def longest(self) -> int:
+        """The most tokens, prompt and output, that one of its choices can come to have."""
+        return self.prompt_tokens + self.max_tokens
+
 
 @message
 class ShardRef:
