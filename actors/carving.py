@@ -134,12 +134,17 @@ class MigKeeper:
 class Carver:
     """The fleet's word to the keepers of its nodes, which are made where there is something to cut.
 
-    It is told who of the fleet is where: what runs on a GPU and is none of them is foreign.
+    It is told who of the fleet is where: what runs on a GPU and is none of them is foreign. `cuts`:
+    whether the fleet may have something cut.
     """
 
-    def __init__(self, namespace: str, slack_s: float) -> None:
+    def __init__(
+        self, namespace: str, slack_s: float, cuts: bool = True, hold_s: float = HOLD_S
+    ) -> None:
         self._namespace = namespace
         self._slack_s = slack_s
+        self._cuts = cuts
+        self._hold_s = hold_s
         self._stand: dict[str, Identity] = {}
         self._cut_nodes: set[str] = set()
 
@@ -164,16 +169,25 @@ class Carver:
         await asyncio.gather(*map(self._restore, nodes & living))
 
     async def run(self) -> None:
-        """Hold the keepers, those of an earlier fleet too, for as long as this one lives."""
+        """Hold the keepers, those of an earlier fleet too, for as long as this one lives; a fleet
+        that cuts nothing does so until there is none, and then asks Ray for none any more."""
         while True:
-            try:
-                for name in await self._names():
-                    with contextlib.suppress(NotReady):
-                        keeper = await ActorAddress(name, self._namespace).look_up()
-                        keeper.hold.remote()
-            except Exception:  # the loop outlives what it finds: the next word may get there
-                logger.exception("the keepers of MIG layouts are out of reach")
-            await asyncio.sleep(HOLD_S)
+            if not (await self._hold_all() or self._cuts):
+                return
+            await asyncio.sleep(self._hold_s)
+
+    async def _hold_all(self) -> bool:
+        """Whether there may be one."""
+        try:
+            names = await self._names()
+            for name in names:
+                with contextlib.suppress(NotReady):
+                    keeper = await ActorAddress(name, self._namespace).look_up()
+                    keeper.hold.remote()
+        except Exception:  # the loop outlives what it finds: the next word may get there
+            logger.exception("the keepers of MIG layouts are out of reach")
+            return True
+        return bool(names)
 
     async def _cut(self, recut: Recut) -> str:
         here = [one.pid for one in self._stand.values() if one.node == recut.node]

@@ -52,8 +52,9 @@ class Fleet:
         self._keeper = Keeper(
             namespace, self._timing.patience, config.fleet.drain_s, self._hear, self._stands
         )
-        self._carver = Carver(namespace, config.fleet.orphan_s)
-        carve = self._carver.carve if config.fleet.manage_mig else None
+        cuts = config.fleet.manage_mig
+        self._carver = Carver(namespace, config.fleet.orphan_s, cuts)
+        carve = self._carver.carve if cuts else None
         self._places = Places(config.models, slices=Slices(config.models, carve))
         self._shipyard = Shipyard(config, namespace, self._timing, self._places)
         self._succession = Succession(config.fleet.surge)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from actors.lives import Listener
 from actors.nodes import Node, living_nodes, offers
+from actors.outlook import Look, Outlook, look_again
 from actors.sharing import Share
 from actors.slice_book import Shard, Site
-from actors.slicing import GIB, Look, Slices, look_again
+from actors.slicing import GIB, Slices
 from cluster.config import ModelConfig
 from cluster.placement import Kind, Placement, Wish, place
 from cluster.topology import Topology
@@ -35,14 +35,12 @@ class Places:
     ) -> None:
         self._models = {model.name: model for model in models}
         self._nodes = nodes
-        self._look = look
+        self._outlook = Outlook(look)
         self._slices = slices or Slices(self._models.values(), nodes=nodes, look=look)
-        self._topology = Topology(())
         self._taken: dict[Shard, Placement] = {}
         self._noted: dict[Shard, str] = {}
         self._awaited: dict[Shard, str] = {}
         self._avoided: frozenset[str] = frozenset()
-        self._looking = asyncio.Lock()
 
     async def find(self, model: str, index: int, share: Share, tell: Listener) -> Site:
         """A place for a shard, which is its own until it leaves.
@@ -118,7 +116,7 @@ class Places:
         self._noted.pop((model, index), None)
         self._awaited.pop((model, index), None)
         if there is not None and there.devices:
-            self._topology = self._topology.without({there.node})
+            self._outlook.forget({there.node})
 
     async def _able(self, model: ModelConfig, share: Share) -> list[str]:
         """The nodes whose Ray resources, were they all free, would do for a shard."""
@@ -127,10 +125,8 @@ class Places:
         return sorted(able - self._avoided)
 
     async def _survey(self, able: list[str]) -> Topology:
-        if able:
-            async with self._looking:
-                self._topology = await self._look(self._topology)
-        return self._topology.among(able)
+        """Those nodes, of which it takes none to look at none."""
+        return (await self._outlook.renew()).among(able) if able else Topology(())
 
     def _recall(self, wish: Wish, topology: Topology) -> None:
         """Shards that came to their node without the planner get a place there by it."""

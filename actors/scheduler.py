@@ -152,7 +152,7 @@ class BatchScheduler:
         """The router no longer waits for these, nor uses a lease of them."""
         self._mailbox(router)
         for request_id in request_ids:
-            self._post(self._handle(Withdrawn(request_id)))
+            self._post(self._handle(Withdrawn(request_id, router)))
 
     async def audit(self, router: str, awaited: frozenset[str]) -> tuple[str, ...]:
         """Compare the queue with all that a router waits for; those that it has to submit again."""

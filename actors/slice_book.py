@@ -84,13 +84,9 @@ class SliceBook:
         self._free(shard)
         return there.node if there is not None else None
 
-    def sites(self) -> dict[Shard, Site]:
-        """Of the shards that have a slice."""
-        return {shard: site_of(there) for shard, there in self._taken.items()}
-
     def verify(self) -> None:
         """Raises LedgerBroken where a slice has two shards."""
-        given = Counter(device for site in self.sites().values() for device in site.devices)
+        given = Counter(device for there in self._taken.values() for device in there.devices)
         doubly = sorted(device for device, shards in given.items() if shards > 1)
         if doubly:
             raise LedgerBroken(f"{', '.join(doubly)} given to more than one shard")

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from actors.lifecycle import Backoff, Event
 from actors.lives import Listener
 from actors.nodes import Node, living_nodes, offers
+from actors.outlook import Look, Outlook, look_again
 from actors.sharing import Share
 from actors.slice_book import Shard, Site, SliceBook, site_of
-from actors.survey import survey
 from actors.tasks import to_the_end
 from cluster.config import ModelConfig
 from cluster.placement import Kind, Placement, Plan, Wish, place
@@ -20,9 +20,6 @@ from cluster.topology import Node as TopologyNode
 from cluster.topology import Topology
 
 GIB = 2**30
-
-Look = Callable[[Topology], Awaitable[Topology]]
-"""Surveys the cluster, where what is known already need not be asked again."""
 
 Carve = Callable[[Plan], Awaitable[tuple[str, ...]]]
 """Makes the recuts of a plan; says what was refused."""
@@ -37,10 +34,6 @@ class Seeker:
     wish: Wish
     index: int
     share: Share
-
-
-async def look_again(known: Topology) -> Topology:
-    return await survey(known=known)
 
 
 class Slices:
@@ -60,10 +53,8 @@ class Slices:
         self._models = {model.name: model for model in models}
         self._carve = carve
         self._nodes = nodes
-        self._look = look
+        self._outlook = Outlook(look)
         self._backoff = backoff or Backoff()
-        self._topology = Topology(())
-        self._forgotten: set[str] = set()
         self._book = SliceBook()
         self._seekers: dict[Shard, Seeker] = {}
         self._avoided: frozenset[str] = frozenset()
@@ -110,15 +101,11 @@ class Slices:
         be surveyed again."""
         node = self._book.leave((model, index))
         if node is not None:
-            self._forget({node})
+            self._outlook.forget({node})
 
     def avoid(self, nodes: frozenset[str]) -> None:
         """From now on no shard gets a slice of these."""
         self._avoided = nodes
-
-    def sites(self) -> dict[Shard, Site]:
-        """Of the shards that have a slice."""
-        return self._book.sites()
 
     def verify(self) -> None:
         """Raises LedgerBroken where a slice has two shards."""
@@ -148,28 +135,18 @@ class Slices:
 
     async def _planned(self, seeker: Seeker, nodes: Sequence[Node]) -> Plan:
         able = self._able(seeker, nodes)
-        await self._survey()
-        there = self._topology.among(able)
+        there = (await self._outlook.renew()).among(able)
         return place(seeker.wish, seeker.index, there, self._book.taken.values())
-
-    async def _survey(self) -> None:
-        """What is forgotten while somebody looks was seen too early, and is looked at again."""
-        while True:
-            self._forgotten.clear()
-            self._topology = await self._look(self._topology)
-            if not self._forgotten:
-                return
-            self._forget(self._forgotten)
 
     def _cuts_for(self, seeker: Seeker, nodes: Sequence[Node], tried: Collection[str]) -> Plan:
         """How to come by a slice for it, of another GPU than those that were tried, where no slice
         is given up that others will get."""
-        taken = list(self._book.taken.values())
+        taken, topology = list(self._book.taken.values()), self._outlook.topology
         for other in self._seekers.values():
             if other is not seeker:
-                there = self._topology.among(self._able(other, nodes))
+                there = topology.among(self._able(other, nodes))
                 taken += place(other.wish, other.index, there, taken).placements
-        there = _uncut(self._topology.among(self._able(seeker, nodes)), tried)
+        there = _uncut(topology.among(self._able(seeker, nodes)), tried)
         cuts = place(seeker.wish, seeker.index, there, taken, manage_mig=True)
         _log(cuts)
         return cuts
@@ -177,7 +154,7 @@ class Slices:
     async def _cut(self, carve: Carve, cuts: Plan) -> dict[str, str]:
         """Why not, GPU by GPU; "" where it was cut. Nobody plans until that has ended, even where
         the seeker is not wanted any more."""
-        self._forget({recut.node for recut in cuts.recuts})
+        self._outlook.forget({recut.node for recut in cuts.recuts})
         refused = await to_the_end(carve(cuts))
         return dict.fromkeys((recut.gpu for recut in cuts.recuts), "; ".join(refused))
 
@@ -195,12 +172,7 @@ class Slices:
             async with asyncio.timeout(within_s):
                 await self._book.news.wait()
         except TimeoutError:
-            self._forget({node.name for node in self._topology.nodes})
-
-    def _forget(self, nodes: set[str]) -> None:
-        """They may have changed, and are surveyed again when they are next needed."""
-        self._forgotten |= nodes
-        self._topology = self._topology.without(nodes)
+            self._outlook.forget_all()
 
 
 def _uncut(topology: Topology, gpus: Collection[str]) -> Topology:

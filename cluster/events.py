@@ -17,9 +17,11 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class Withdrawn:
-    """A router no longer wants the lease, whether it has got it or not."""
+    """The lease is no longer wanted, whether it has been granted or not: so `router` says, and any
+    other that waits for it does so in vain."""
 
     request_id: str
+    router: str = ""
 
 
 @dataclass(frozen=True, slots=True)

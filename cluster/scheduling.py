@@ -94,8 +94,8 @@ class SchedulerBrain:
         match event:
             case Submitted(submission):
                 return self._submitted(submission, now)
-            case Withdrawn(request_id):
-                return self._withdraw(request_id, now)
+            case Withdrawn(request_id, router):
+                return self._withdraw(request_id, router, now)
             case RouterGone(router):
                 return self._router_gone(router, now)
             case Audited(router, awaited):
@@ -121,13 +121,18 @@ class SchedulerBrain:
             return self._dispatch.pump(submission.model, now)
         return ()
 
-    def _withdraw(self, request_id: str, now: float) -> Iterator[Instruction]:
-        """A lease that its shard holds already stays: the shard will report its end."""
+    def _withdraw(self, request_id: str, router: str, now: float) -> Iterator[Instruction]:
+        """A lease that its shard holds already stays: the shard will report its end. A router that
+        was asked before, and lives, would wait on, and at the next audit ask for it again."""
         entry = self._books.leases.entry(request_id)
         waiting = self._books.queues.remove(request_id)
         if waiting is not None:
             self._withdrawn += 1
+            self._decided.add(request_id, now)
             self._dispatch.accounts.released(request_id, now)
+            if router and waiting.submission.router != router:
+                why = "it was withdrawn through another router"
+                yield Tell(waiting.submission.router, _abandoned(request_id, why))
             yield from self._dispatch.pump(waiting.submission.model, now)
         elif entry is not None and entry.state is LeaseState.GRANTED:
             self._withdrawn += 1
@@ -162,7 +167,7 @@ class SchedulerBrain:
     def _audited(self, router: str, awaited: frozenset[str], now: float) -> Iterator[Instruction]:
         """What was lost between it and the scheduler: a withdrawal, a decision, a submission."""
         for request_id in self._auditor.unawaited(router, awaited):
-            yield from self._withdraw(request_id, now)
+            yield from self._withdraw(request_id, router, now)
         for request_id in self._auditor.undecided(router, awaited):
             decision = self._decision_on(request_id, now)
             yield Tell(router, decision, again=True) if decision else Ask(router, request_id)

@@ -19,6 +19,10 @@ SURGE_PERCENT = 25
 """A new configuration replaces the doors by the quarter, at least one, once as many new ones stand;
 by default Serve would stop the old ones first."""
 
+LOOK_S = 1.0
+"""Serve asks each replica so often whether it lives, and only so learns that one died. By default
+that is every ten seconds, and who needs the only Router would wait for that, then for the next."""
+
 
 def build(args: dict[str, Any]) -> Application:
     """The Serve application for `args` of ray-config.yaml; it has no side effects.
@@ -32,7 +36,10 @@ def build(args: dict[str, Any]) -> Application:
 def _fleet(config: ShoalConfig) -> Application:
     """Of models that are autoscaled, `user_config` does not say how many shards they have."""
     shards = {model.name: model.shards for model in config.models if not model.autoscaling}
-    return fleet_deployment.options(user_config={"shards": shards}).bind(config)
+    deployment = fleet_deployment.options(
+        user_config={"shards": shards}, health_check_period_s=LOOK_S
+    )
+    return deployment.bind(config)
 
 
 def _router(config: ShoalConfig, fleet: Application) -> Application:
@@ -42,6 +49,7 @@ def _router(config: ShoalConfig, fleet: Application) -> Application:
         max_ongoing_requests=config.router.max_ongoing_requests,
         ray_actor_options=NO_CPU,
         max_surge_percent=SURGE_PERCENT,
+        health_check_period_s=LOOK_S,
     )
     return deployment.bind(config, fleet)
 
@@ -54,5 +62,6 @@ def _gateway(config: ShoalConfig, router: Application) -> Application:
         graceful_shutdown_timeout_s=config.gateway.drain_s,
         ray_actor_options=NO_CPU,
         max_surge_percent=SURGE_PERCENT,
+        health_check_period_s=LOOK_S,
     )
     return deployment.bind(config, router)

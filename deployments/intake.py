@@ -210,7 +210,7 @@ def _max_tokens(ask: _Ask, prompt_len: int) -> int:
         raise InvalidRequest(f"`{ask.field}` is empty", ask.field)
     wanted = ask.body.token_limit
     least = 1 if wanted is None else wanted
-    left = ask.model.room_beside(prompt_len, least, ask.field)
+    left = ask.model.room_beside(prompt_len, least, ask.field, ask.body.limit_field)
     allowed = left if wanted is None else wanted
     if ask.body.min_tokens > allowed:
         message = f"`min_tokens` is {ask.body.min_tokens}, more than the {allowed} tokens allowed"

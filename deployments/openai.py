@@ -120,6 +120,10 @@ class ChatRequest(ApiRequest):
         return self.max_completion_tokens or self.max_tokens
 
     @property
+    def limit_field(self) -> str:
+        return "max_completion_tokens" if self.max_completion_tokens else "max_tokens"
+
+    @property
     def alternatives(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 

@@ -126,6 +126,11 @@ class Parameters(Wire):
         return self.max_tokens
 
     @property
+    def limit_field(self) -> str:
+        """Where that limit is written, or would be."""
+        return "max_tokens"
+
+    @property
     def alternatives(self) -> int | None:
         """Alternatives reported with each token; None: no log probabilities at all."""
         return None

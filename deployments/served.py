@@ -45,9 +45,10 @@ class ServedModel:
 
         Raises InvalidRequest, ContextTooLong.
         """
-        written = await self.text.render([message.for_template() for message in messages])
+        turns = [message.for_template() for message in messages]
+        written = await self.text.render(turns)
         self._require_room(written, "messages")
-        return await self.text.encode(written, special=False)
+        return await self.text.encode_chat(turns, written)
 
     def check_ids(self, ids: Iterable[int], field: str) -> None:
         """Raises InvalidRequest for ids beyond the vocabulary."""
@@ -56,14 +57,17 @@ class ServedModel:
         if wrong is not None:
             raise InvalidRequest(f"`{field}`: the {size} tokens end before {wrong}", field)
 
-    def room_beside(self, prompt_len: int, wanted: int, field: str) -> int:
-        """Tokens that the context leaves beside a prompt. Raises where `wanted` are more."""
+    def room_beside(self, prompt_len: int, wanted: int, field: str, limit: str = "") -> int:
+        """Tokens that the context leaves beside a prompt. Where `wanted` are more, raises
+        ContextTooLong that names `limit`, in which they stand, if fewer could be had, else `field`,
+        which is the prompt's.
+        """
         left = self.context - prompt_len
         if left < wanted:
             raise ContextTooLong(
                 f"the prompt has {prompt_len} tokens and {wanted} more were asked for;"
                 f" the context of {self.name} is {self.context} tokens",
-                field,
+                limit if limit and left > 0 else field,
             )
         return left
 

@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerFast
 from cluster.errors import InvalidRequest, UnsupportedModel
 from deployments.alphabet import byte_alphabet
 from deployments.aside import Aside
+from deployments.controls import ControlTokens
 from deployments.reach import Reach
 
 LONG_TEXT = 4096
@@ -61,6 +62,7 @@ class ModelText:
         self._alphabet = byte_alphabet() if _is_byte_level(self._backend.decoder) else None
         self._bytes: dict[int, bytes] = {}
         self.reach = Reach.of(self._backend)
+        self._controls = ControlTokens(self._backend, eos_ids, str(tokenizer.chat_template or ""))
 
     @classmethod
     def load(cls, folder: Path) -> ModelText:
@@ -77,11 +79,13 @@ class ModelText:
         context = words.get("max_position_embeddings", words.get("n_positions"))
         return cls(tokenizer, words.get("vocab_size", len(tokenizer)), frozenset(eos_ids), context)
 
-    async def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Token ids of `text`; `special`: with those that the tokenizer puts around a prompt."""
+    async def encode(self, text: str) -> list[int]:
+        """Token ids of a prompt, with those that the tokenizer puts around it. What spells a
+        control token is one: who writes a prompt as it goes to the model writes these too.
+        """
         if len(text) < LONG_TEXT:
-            return self.encode_now(text, special=special)
-        return await _encoding.run(self.encode_now, text, special=special)
+            return self.encode_now(text, special=True)
+        return await _encoding.run(self.encode_now, text, special=True)
 
     async def render(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The conversation as the model's chat template writes it down, up to the next answer.
@@ -104,6 +108,22 @@ class ModelText:
             reason = f"the model's chat template refuses the messages: {error}"
             raise InvalidRequest(reason, "messages") from None
         return rendered
+
+    async def encode_chat(self, messages: Sequence[Mapping[str, str]], written: str) -> list[int]:
+        """Token ids of the conversation that was rendered as `written`. Control tokens are the
+        template's alone: what the messages spell of them is text.
+
+        Raises InvalidRequest where they cannot be told apart.
+        """
+        if len(written) < LONG_TEXT:
+            return self.encode_chat_now(messages, written)
+        return await _encoding.run(self.encode_chat_now, messages, written)
+
+    def encode_chat_now(self, messages: Sequence[Mapping[str, str]], written: str) -> list[int]:
+        """As `encode_chat`, by the calling thread."""
+        if self._controls.are_in(messages):
+            return self._controls.encode(messages, written, self.render_now)
+        return self.encode_now(written)
 
     def token_bytes(self, token: int) -> bytes:
         """What the token adds to a text; nothing for special tokens and padding of the vocabulary.
@@ -130,7 +150,7 @@ class ModelText:
         return b"".join(map(self.token_bytes, tokens)).decode(errors="replace")
 
     def encode_now(self, text: str, *, special: bool = False) -> list[int]:
-        """Token ids of `text`, worked out by the calling thread.
+        """Token ids of `text`, worked out by the calling thread; `special`: with those around it.
 
         By the batch call, which lets other threads run meanwhile; `encode` holds Python's lock.
         """

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
 
 from rich.console import Console
 from rich.status import Status
 
+AGAIN_S = 15.0
+"""To a log, a line in which only numbers have changed is worth telling again after so long."""
+
+NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")
+
 
 class Display:
     """Stages, each with what it is doing now, and at the end how long each took."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
         self._live: Status | None = None
         self._stage = ""
-        self._since = time.monotonic()
+        self._since = self._told_at = clock()
         self._told = ""
         self.seconds: dict[str, float] = {}
 
@@ -39,7 +47,7 @@ class Display:
     def stage(self, name: str) -> None:
         """Begin the next stage; the one before it is over."""
         self._end_stage()
-        self._stage, self._since = name, time.monotonic()
+        self._stage, self._since = name, self._clock()
         self._told = ""
         self.tell("")
 
@@ -48,13 +56,18 @@ class Display:
         line = f"{self._stage}: {what}" if what else self._stage
         if self._live:
             self._live.update(line if done is None else f"{line} {done:4.0%}")
-        elif line != self._told:
+        elif self._is_news(line):
             self._console.print(line, markup=False)
-        self._told = line
+            self._told, self._told_at = line, self._clock()
+
+    def _is_news(self, line: str) -> bool:
+        if NUMBER.sub("", line) != NUMBER.sub("", self._told):
+            return True
+        return line != self._told and self._clock() - self._told_at >= AGAIN_S
 
     def _end_stage(self) -> None:
         if self._stage:
-            took = time.monotonic() - self._since
+            took = self._clock() - self._since
             self.seconds[self._stage] = took
             if self._live:
                 self._console.print(f"{self._stage} ({took:.1f} s)", markup=False)

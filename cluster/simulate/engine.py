@@ -84,9 +84,8 @@ class SimulatedEngine:
 
     def shorten(self, now: float) -> None:
         """Somebody came: where the next step has tokens left, the run ends with this one."""
-        run = self.run
-        if run is not None and not run.draft.chunks:
-            run.steps = min(run.steps, run.steps_until(now))
+        if self.run is not None:
+            self.run.shorten(now)
 
     def finish(self) -> Outcome:
         """Enter what the run gave; most of it is decodes that neither end nor fill a page."""
@@ -188,13 +187,7 @@ class SimulatedEngine:
 
     def _priced(self, draft: Draft, now: float) -> Run:
         steps = self._alike_steps(draft) if draft.alike else 1
-        prefill = draft.prefill
-        pairs = sum(count * (one.computed + (count + 1) / 2) for one, count in draft.chunks)
-        decodes, context = len(draft.decodes), sum([one.known for one in draft.decodes])
-        first_s = self._cost.step_s(prefill, pairs, decodes, context)
-        # Each decode reads one token more in the next step, each prompt token one chunk more.
-        next_s = self._cost.step_s(prefill, pairs + prefill * prefill, decodes, context + decodes)
-        return Run(now, draft, steps, first_s, next_s - first_s)
+        return Run.priced(draft, steps, now, self._cost)
 
     def _alike_steps(self, draft: Draft) -> int:
         """How many steps nobody ends, needs a page, or leaves tokens for somebody else.

@@ -9,6 +9,7 @@ from cluster.drafts import Gate
 from cluster.messages import PageHash
 from cluster.pacing import Allowance
 from cluster.sequences import Place
+from cluster.simulate.costs import StepCost
 from cluster.simulate.workload import Offered
 
 
@@ -107,10 +108,26 @@ class Run:
     first_s: float
     growth_s: float
 
+    @classmethod
+    def priced(cls, draft: Draft, steps: int, now: float, cost: StepCost) -> Run:
+        """With the times that such steps take: each decode reads one token more in the next one,
+        each prompt token one chunk more."""
+        prefill, decodes = draft.prefill, len(draft.decodes)
+        context = sum([one.known for one in draft.decodes])
+        pairs = sum(count * (one.computed + (count + 1) / 2) for one, count in draft.chunks)
+        first_s = cost.step_s(prefill, pairs, decodes, context)
+        next_s = cost.step_s(prefill, pairs + prefill * prefill, decodes, context + decodes)
+        return cls(now, draft, steps, first_s, next_s - first_s)
+
     @property
     def end_s(self) -> float:
         grown = self.growth_s * self.steps * (self.steps - 1) / 2
         return self.start_s + self.first_s * self.steps + grown
+
+    def shorten(self, now: float) -> None:
+        """It ends with the present step, unless prompts fill its steps anyway."""
+        if not self.draft.chunks:
+            self.steps = min(self.steps, self.steps_until(now))
 
     def times(self) -> list[float]:
         """Seconds of each step."""

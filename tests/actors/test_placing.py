@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +29,7 @@ class Sites:
     def __init__(self, *names: str, **resources: Any) -> None:
         self.nodes = {name: {"CPU": 8.0} for name in names}
         self.surveyed: list[str] = []
+        self.seen: Callable[[], None] | None = None
         self.machine = recorded("cpu-only")
         self.model = ModelConfig(name="m", resources=ResourcesConfig(**resources))
         self.places = Places([self.model], self._list, self._look)
@@ -39,6 +41,9 @@ class Sites:
         fresh = [name for name in sorted(self.nodes) if known.node(name) is None]
         self.surveyed += fresh
         seen = [known.node(name) or renamed(self.machine, name) for name in sorted(self.nodes)]
+        if self.seen is not None:
+            happens, self.seen = self.seen, None
+            happens()
         return Topology(tuple(seen))
 
     async def find(self, index: int, share: Share = CPU) -> str | None:
@@ -177,6 +182,19 @@ async def test_a_node_whose_gpu_a_shard_left_is_looked_at_again_since_that_may_b
 
     assert await sites.find(0, GPU) == "b"
     assert sites.surveyed == ["a", "b", "a"]
+
+
+async def test_what_a_shard_leaves_while_somebody_looks_is_looked_at_again() -> None:
+    sites = Sites("a", "b", "c")
+    sites.machine = recorded("dgx-a100")
+    sites.nodes = {name: {"CPU": 8.0, "GPU": 8.0} for name in sites.nodes}
+    assert await sites.find(0, GPU) == "a"
+    sites.seen = lambda: sites.places.leave("m", 0)
+    sick = tuple(replace(gpu, defect="a bad row") for gpu in sites.machine.gpus)
+    sites.machine = replace(sites.machine, gpus=sick)
+    await sites.find(1, GPU)
+
+    assert sites.surveyed == ["a", "b", "c", "a"]
 
 
 @pytest.mark.parametrize(("memory_gib", "node"), [(30.0, "a"), (1000.0, None)])

@@ -127,6 +127,17 @@ def test_what_a_dead_door_had_waiting_is_told_again_and_not_asked_for(audits: Au
     assert decision.kind is RefusalKind.ABANDONED
 
 
+def test_what_another_router_withdrew_is_not_asked_for_again(audits: Audits) -> None:
+    """The first was asked, did not seem to answer, and waits on; then the second was."""
+    audits.submit("waiting", router="first")
+    audits.submit("waiting", router="second")
+    audits.brain.handle(Withdrawn("waiting", "second"), audits.now)
+    audits.audit("waiting", router="first")
+    decision = told_of(audits.audit("waiting", router="first"))
+    assert isinstance(decision, Refusal)
+    assert decision.kind is RefusalKind.ABANDONED
+
+
 def test_an_attempt_that_is_over_is_not_asked_for_where_the_next_was_decided(
     audits: Audits,
 ) -> None:

@@ -235,6 +235,18 @@ def test_withdrawing_frees_the_place_in_the_queue_or_on_the_shard(bench: Bench) 
     assert bench.brain.stats().withdrawn == 2
 
 
+def test_a_router_that_waits_for_what_another_withdraws_is_told(bench: Bench) -> None:
+    bench.join("s")
+    bench.submit("a")
+    bench.submit("b", router="r2")
+    [told] = bench.brain.handle(Withdrawn("b", "r1"), bench.now)
+    assert isinstance(told, Tell)
+    assert told.router == "r2"
+    assert kind_of(told.decision) is RefusalKind.ABANDONED
+    bench.submit("c", router="r1")
+    assert bench.happens(Withdrawn("c", "r1")) == []
+
+
 def test_a_withdrawn_lease_that_its_shard_started_ends_when_the_shard_says_so(
     bench: Bench,
 ) -> None:

@@ -165,8 +165,19 @@ async def test_a_prompt_that_fills_the_context_leaves_no_room_for_an_answer(worl
 
 
 async def test_a_prompt_and_its_limit_have_to_fit_together(world: World) -> None:
-    refused(await world.complete(prompt=[5] * 100, max_tokens=29), 400, "prompt", "100", "29")
-    refused(await world.chat(max_tokens=1000), 400, "messages", "1000", "128")
+    refused(await world.complete(prompt=[5] * 100, max_tokens=29), 400, "max_tokens", "100", "29")
+    refused(await world.complete(prompt=[5] * 120), 400, "max_tokens", "120", "16")
+    refused(await world.chat(max_tokens=1000), 400, "max_tokens", "1000", "128")
+
+
+async def test_the_limit_that_does_not_fit_is_named_as_it_was_given(world: World) -> None:
+    response = await world.chat(max_completion_tokens=1000)
+    refused(response, 400, "max_completion_tokens", "1000", "128")
+
+
+async def test_messages_that_leave_no_room_are_named_whatever_the_limit(world: World) -> None:
+    long = [{"role": "user", "content": "é" * 60}]
+    refused(await world.chat(messages=long, max_tokens=1000), 400, "messages", "1000", "128")
 
 
 @pytest.mark.parametrize("body", [b"{", b"", b"[1]", b'"text"', b"\xff\xfe", b"[" * 100_000])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from ray.exceptions import ActorDiedError
 
 from actors.carving import PREFIX, Carver
 from actors.identity import Identity
+from actors.tasks import cancel_all
 from cluster.placement import Plan, Recut
 
 HERE = "0" * 56
@@ -35,6 +38,24 @@ class Handle:
         self.own_pids.append(own_pids)
 
 
+class Held:
+    """Of a keeper that is held and does no more."""
+
+    def __init__(self) -> None:
+        self.signs = 0
+        self.heard = asyncio.Event()
+        self.hold = Method(self._hold)
+
+    def _hold(self) -> None:
+        self.signs += 1
+        self.heard.set()
+
+    async def is_held_again(self) -> None:
+        self.heard.clear()
+        async with asyncio.timeout(20.0):
+            await self.heard.wait()
+
+
 class Method:
     """One method of an actor."""
 
@@ -46,7 +67,11 @@ class Names:
     """Ray, as far as it knows who bears a name: the dead keep theirs until they are killed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.bearers: dict[str, Handle] = {}
+        self.bearers: dict[str, Any] = {}
+        self.listed = 0
+        self.unreachable = 0
+        self.looked = threading.Event()
+        monkeypatch.setattr(ray.util, "list_named_actors", self._list)
         monkeypatch.setattr(ray, "get_actor", self._get)
         monkeypatch.setattr(ray, "kill", self._kill)
         monkeypatch.setattr(ray, "remote", lambda _actor: self)
@@ -55,17 +80,26 @@ class Names:
         self._next = name
         return self
 
-    def remote(self, *_arguments: Any) -> Handle:
+    def remote(self, *_arguments: Any) -> Any:
         """With `get_if_exists`."""
         return self.bearers.setdefault(self._next, Handle())
 
-    def _get(self, name: str, namespace: str) -> Handle:
+    def _list(self, *, all_namespaces: bool) -> list[dict[str, str]]:
+        assert all_namespaces
+        self.listed += 1
+        if self.listed <= self.unreachable:
+            raise ConnectionError
+        found = [{"name": name, "namespace": NAMESPACE} for name in self.bearers]
+        self.looked.set()
+        return found
+
+    def _get(self, name: str, namespace: str) -> Any:
         assert namespace == NAMESPACE
         if name not in self.bearers:
             raise ValueError(name)
         return self.bearers[name]
 
-    def _kill(self, handle: Handle) -> None:
+    def _kill(self, handle: Any) -> None:
         self.bearers = {name: one for name, one in self.bearers.items() if one is not handle}
 
 
@@ -94,3 +128,37 @@ async def test_a_dead_keeper_whose_name_is_still_taken_is_replaced(names: Names)
     names.bearers[PREFIX + HERE] = Handle(dead=True)
     assert await Carver(NAMESPACE, slack_s=60.0).carve(PLAN) == ()
     assert names.bearers[PREFIX + HERE].own_pids == [()]
+
+
+async def test_a_fleet_that_cuts_nothing_and_finds_no_keeper_looks_once(names: Names) -> None:
+    names.bearers["m/shard-0"] = Held()
+    async with asyncio.timeout(20.0):
+        await Carver(NAMESPACE, 60.0, cuts=False, hold_s=0.0).run()
+    assert names.listed == 1
+
+
+async def test_a_fleet_that_cuts_nothing_holds_the_keepers_it_finds_until_they_are_gone(
+    names: Names,
+) -> None:
+    keeper = names.bearers[PREFIX + HERE] = Held()
+    running = asyncio.create_task(Carver(NAMESPACE, 60.0, cuts=False, hold_s=0.0).run())
+    await keeper.is_held_again()
+    await keeper.is_held_again()
+    names.bearers.clear()
+    async with asyncio.timeout(20.0):
+        await running
+
+
+async def test_a_look_that_fails_is_repeated(names: Names) -> None:
+    names.unreachable = 1
+    async with asyncio.timeout(20.0):
+        await Carver(NAMESPACE, 60.0, cuts=False, hold_s=0.0).run()
+    assert names.listed == 2
+
+
+async def test_a_fleet_that_cuts_holds_keepers_that_come_later(names: Names) -> None:
+    running = asyncio.create_task(Carver(NAMESPACE, 60.0, hold_s=0.0).run())
+    await asyncio.to_thread(names.looked.wait, 20.0)
+    keeper = names.bearers[PREFIX + HERE] = Held()
+    await keeper.is_held_again()
+    await cancel_all(running)

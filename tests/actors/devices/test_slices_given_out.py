@@ -246,7 +246,7 @@ async def test_what_changes_while_somebody_looks_is_looked_at_again(nvml: FakeNv
     machine.may_look.set()
     async with asyncio.timeout(20.0):
         await machine.heard.wait()
-    assert machine.slices.sites() == {}
+    assert machine.slices.taken == {}
     await cancel_all(finding)
 
 
@@ -313,11 +313,11 @@ async def come_and_go(nvml: FakeNvml, history: list[tuple[str, bool]]) -> None:
         heard = asyncio.create_task(machine.heard.wait())
         await asyncio.wait({tasks[-1], heard}, return_when=asyncio.FIRST_COMPLETED)
         heard.cancel()
-        if one_leaves and machine.slices.sites():
-            machine.slices.leave(*next(iter(machine.slices.sites())))
+        if one_leaves and machine.slices.taken:
+            machine.slices.leave(*next(iter(machine.slices.taken)))
         machine.slices.verify()
         there = {device.uuid for gpu in nvml.gpus for device in gpu.mig_devices()}
-        assert {one for site in machine.slices.sites().values() for one in site.devices} <= there
+        assert {one for place in machine.slices.taken.values() for one in place.devices} <= there
     await cancel_all(*tasks)
     assert await machine.keeper.restore() == ()
     assert layout(nvml) == before

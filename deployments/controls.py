@@ -1,0 +1,138 @@
+"""What users write stays text: a model's control tokens are its chat template's to write.
+
+Where a message spells a control token, the spelling is sealed before the template is rendered; what
+the rendered text still spells out is the template's own. Each of these becomes one private
+character, the seals are broken, and a second tokenizer over the same model reads the result. It
+knows control tokens by those characters alone, so whatever users wrote is read as any text is.
+
+Rejected: to encode messages piece by piece, since at the seams words and spaces would be others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+from tokenizers import AddedToken, Tokenizer
+
+from cluster.errors import InvalidRequest
+from deployments.spellings import PRIVATE, Spellings
+
+Messages = Sequence[Mapping[str, str]]
+Render = Callable[[Messages], str]
+
+
+class ControlTokens:
+    """Those of one tokenizer: the special ones, those that end an answer, and what else of its
+    added tokens the chat template writes. The last are `soft`: the model may say them, so what the
+    assistant said keeps them, and the template may read them.
+    """
+
+    def __init__(self, backend: Tokenizer, ends: Collection[int], template: str) -> None:
+        added = backend.get_added_tokens_decoder()
+        special = {one.content for id, one in added.items() if one.special or id in ends}
+        written = {one.content for one in added.values() if _is_word_of(template, one.content)}
+        names = sorted(special | written)
+        self._names = {name: chr(PRIVATE + number) for number, name in enumerate(names)}
+        self._soft = frozenset(written - special)
+        changed = any(one.normalized for one in added.values() if one.content in self._names)
+        self._normalizer = backend.normalizer if changed else None
+        self._spellings = Spellings({*names, *map(self._normal, names)})
+        self._strict = Tokenizer(backend.model)
+        self._strict.normalizer = backend.normalizer
+        self._strict.pre_tokenizer = backend.pre_tokenizer
+        renamed = {id: self._renamed(one) for id, one in added.items()}
+        self._strict.add_tokens(list(renamed.values()))
+        own = {id: self._strict.token_to_id(one.content) for id, one in renamed.items()}
+        self._ids = {strict: id for id, strict in own.items()}
+        self._named = {own[id] for id, one in added.items() if one.content in self._names}
+        unknown = getattr(backend.model, "unk_token", None)
+        self._spelled = {backend.model.token_to_id(name) for name in names if name != unknown}
+
+    def are_in(self, messages: Messages) -> bool:
+        """Whether a message spells one, or begins to with its last characters."""
+        return any(
+            self._spellings.are_in(form, self._spared(message))
+            for message in messages
+            for text in _contents(message).values()
+            for form in self._forms(text)
+        )
+
+    def encode(self, messages: Messages, written: str, render: Render) -> list[int]:
+        """Token ids of the conversation that `render` wrote down as `written`.
+
+        Raises InvalidRequest where template or tokenizer leave no way to tell whose a control token
+        is, and where a message holds private characters beside one, which would pass for it.
+        """
+        sealed = self._sealed(messages, written, render)
+        text, count = self._spellings.replaced(sealed, self._names)
+        (encoded,) = self._strict.encode_batch_fast(
+            [self._spellings.unseal(text)], add_special_tokens=False
+        )
+        ids: list[int] = encoded.ids
+        if sum(id in self._named for id in ids) != count or not self._spelled.isdisjoint(ids):
+            raise _not_told_apart("tokenizer")
+        return [self._ids.get(id, id) for id in ids]
+
+    def _sealed(self, messages: Messages, written: str, render: Render) -> str:
+        """As `written`, but with the spellings of control tokens in the messages sealed; soft ones
+        that the template reads, as the end of a thought, are left as the template leaves them."""
+        texts = [text for message in messages for text in _contents(message).values()]
+        if any(map(Spellings.are_confused_by, texts)):
+            raise InvalidRequest(
+                "`messages` hold private characters beside control tokens", "messages"
+            )
+
+        def attempt(spared: Collection[str]) -> str | None:
+            sealed = render([self._seal(message, spared) for message in messages])
+            return sealed if self._spellings.unseal(sealed) == written else None
+
+        sealed = attempt(())
+        if sealed is None:
+            there = self._soft & {one for text in texts for one in self._spellings.found(text)}
+            sealed = attempt([one for one in there if attempt(there - {one}) is None])
+        if sealed is None:
+            raise _not_told_apart("chat template")
+        return sealed
+
+    def _seal(self, message: Mapping[str, str], spared: Collection[str]) -> dict[str, str]:
+        spared = {*spared, *self._spared(message)}
+        contents = _contents(message).items()
+        return {**message, **{key: self._spellings.seal(text, spared) for key, text in contents}}
+
+    def _spared(self, message: Mapping[str, str]) -> Collection[str]:
+        return self._soft if message["role"] == "assistant" else ()
+
+    def _forms(self, text: str) -> Iterator[str]:
+        """As it is, and as the tokenizer rewrites it before it looks for control tokens."""
+        yield text
+        if self._normalizer is not None:
+            yield self._normal(text)
+
+    def _normal(self, text: str) -> str:
+        return str(self._normalizer.normalize_str(text)) if self._normalizer is not None else text
+
+    def _renamed(self, token: AddedToken) -> AddedToken:
+        return AddedToken(
+            self._names.get(token.content, token.content),
+            single_word=token.single_word,
+            lstrip=token.lstrip,
+            rstrip=token.rstrip,
+            normalized=token.normalized,
+        )
+
+
+def _contents(message: Mapping[str, str]) -> dict[str, str]:
+    """What the caller is free to write."""
+    return {field: text for field, text in message.items() if field != "role"}
+
+
+def _is_word_of(template: str, token: str) -> bool:
+    """Whether the template writes it as a marker: plain words and spaces in it mean nothing."""
+    return token in template and bool(token.strip()) and not token.isalnum()
+
+
+def _not_told_apart(part: str) -> InvalidRequest:
+    reason = (
+        f"`messages` spell out control tokens, which the model's {part} cannot tell from its own"
+    )
+    return InvalidRequest(reason, "messages")
