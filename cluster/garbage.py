@@ -6,7 +6,7 @@ import gc
 
 ALLOCATIONS = 7_000
 """So many objects more than before, and the youngest are looked through; by default 700. What the
-brain forgets is in no cycle and freed at once, so that a look only follows pointers: a tenth of
+brain forgets is in no cycle and freed at once, so that a look only follows pointers: 5 to 10 % of
 the time that a placement took. Cycles of others are still found, later."""
 
 
