@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
 from actors.doors import Doors
 from actors.engine_thread import EngineThread, Outcome
+from actors.hand_over import Intake
 from actors.naming import SCHEDULER, ActorAddress
 from actors.reporting import Reporter, ReportLedger
 from actors.shard_audit import Ledgers, ShardAudit
@@ -29,6 +30,7 @@ class Bookkeeping:
         capacity: ShardCapacity,
         doors: Doors,
         engine: EngineThread,
+        intake: Intake,
         heard: Callable[[], None],
     ) -> None:
         scheduler = ActorAddress(SCHEDULER, spec.namespace)
@@ -36,6 +38,7 @@ class Bookkeeping:
         self._spec = spec
         self._doors = doors
         self._engine = engine
+        self._intake = intake
         self._reporter = Reporter(
             ledger, scheduler, engine.ask_snapshot, spec.timing.reports, heard
         )
@@ -64,6 +67,10 @@ class Bookkeeping:
         """Say at once that the shard takes no more."""
         self._reporter.leave()
 
+    def displace(self, request_ids: Iterable[str]) -> None:
+        """When these end, they have not been served: they go on elsewhere."""
+        self._reporter.displace(request_ids)
+
     def count(self, discrepancy: Discrepancy, requests: int) -> None:
         """So many were found wrong, and mended, by a door."""
         self._audit.count(discrepancy, requests)
@@ -73,7 +80,8 @@ class Bookkeeping:
         return Ledgers(
             at_doors=self._doors.requests,
             ask_engine=self._engine.ask_snapshot,
-            end=lambda request_id: self._engine.cancel(request_id, None),
+            on_their_way=self._intake.fetching,
+            end=lambda request_id: self._intake.cancel(request_id, None),
             tell_doors=lambda request_ids: self._doors.fail(request_ids, kind, why),
             report_in_full=self._reporter.resync,
         )

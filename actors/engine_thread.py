@@ -7,12 +7,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from threading import Condition, Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from actors.outbox import Delta
 from cluster.batching import Progress
-from cluster.blocks import PageEvents
-from cluster.errors import LedgerBroken, ShoalError
+from cluster.errors import ShoalError
+from cluster.findable import PageEvents
 from cluster.messages import Assignment, PageHash, RequestFailed
 from cluster.reports import HeldRequest, ShardCapacity
 from cluster.stats import EngineStats
@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # importing the engine imports torch, which the shard's owner
     from actors.engine.compiled import Wish
     from actors.engine.engine import Engine
     from actors.engine.runner import Forward
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +99,12 @@ class EngineThread:
     def use_threads(self, count: int) -> None:
         self._post(partial(_use_threads, count))
 
-    def verify(self) -> Future[None]:
-        """Have the engine check its books between two steps; the future carries LedgerBroken."""
-        verdict: Future[None] = Future()
-        self._post(partial(_verify, verdict))
-        return verdict
+    def ask(self, question: Callable[[Engine], T]) -> Future[T]:
+        """Have the engine answer between two steps, after all that it was told before; the future
+        carries the ShoalError that the question raises. Who cancels it is not answered."""
+        answer: Future[T] = Future()
+        self._post(partial(_answer, question, answer))
+        return answer
 
     def ask_snapshot(self) -> None:
         """The next outcome comes soon, and with a snapshot."""
@@ -185,10 +188,10 @@ def _adopt(program: Forward, engine: Engine) -> None:
     engine.adopt(program)
 
 
-def _verify(verdict: Future[None], engine: Engine) -> None:
+def _answer(question: Callable[[Engine], T], answer: Future[T], engine: Engine) -> None:
+    if not answer.set_running_or_notify_cancel():
+        return
     try:
-        engine.verify()
-    except LedgerBroken as error:
-        verdict.set_exception(error)
-    else:
-        verdict.set_result(None)
+        answer.set_result(question(engine))
+    except ShoalError as error:
+        answer.set_exception(error)

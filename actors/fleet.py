@@ -25,7 +25,7 @@ from actors.fleet_timing import FleetTiming, timing_of
 from actors.identity import Identity
 from actors.keeper import Keeper
 from actors.lifecycle import Event, Member, State, advance
-from actors.lives import Life
+from actors.lives import Leave, Life
 from actors.naming import ActorAddress, shard_name
 from actors.placing import Places
 from actors.shipyard import Shipyard
@@ -49,9 +49,8 @@ class Fleet:
         self._members: dict[str, Member] = {}
         self._changed = asyncio.Event()
         self._looked_at = time.monotonic()
-        self._keeper = Keeper(
-            namespace, self._timing.patience, config.fleet.drain_s, self._hear, self._stands
-        )
+        leave = Leave(config.fleet.drain_s, config.fleet.hand_over_s)
+        self._keeper = Keeper(namespace, self._timing.patience, leave, self._hear, self._stands)
         cuts = config.fleet.manage_mig
         self._carver = Carver(namespace, config.fleet.orphan_s, cuts)
         carve = self._carver.carve if cuts else None

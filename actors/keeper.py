@@ -14,7 +14,7 @@ from ray.exceptions import RayError
 from actors.adoption import look_at
 from actors.identity import Identity
 from actors.lifecycle import Event
-from actors.lives import Life, Patience, bury, hand_back, in_words, live
+from actors.lives import AT_ONCE, Leave, Life, Patience, bury, hand_back, in_words, live
 from actors.naming import SCHEDULER, ActorAddress
 from actors.tasks import cancel_all, first_to_end
 
@@ -27,21 +27,21 @@ logger = logging.getLogger(__name__)
 class Keeper:
     """Keeps lives, one to a name at a time, until they end by themselves or are cut short.
 
-    A shard that is cut short has `drain_s` for what it has begun. By the actor's name, `tell` hears
-    how each life goes on, at the end always that it is LOST, and `stands` where it is.
+    A shard that is cut short has its `leave` for what it has begun. By the actor's name, `tell`
+    hears how each life goes on, at the end always that it is LOST, and `stands` where it is.
     """
 
     def __init__(
         self,
         namespace: str,
         patience: Patience,
-        drain_s: float,
+        leave: Leave,
         tell: Callable[[str, Event | None, str], None],
         stands: Callable[[str, Identity], None],
     ) -> None:
         self._namespace = namespace
         self._patience = patience
-        self._drain_s = drain_s
+        self._leave = leave
         self._tell = tell
         self._stands = stands
         self._lives: dict[str, Life] = {}
@@ -110,7 +110,7 @@ class Keeper:
             return
         if fault is not None:
             await self._say_gone(life)
-        await self._bury(life, fault, 0.0 if fault else self._drain_s)
+        await self._bury(life, fault, AT_ONCE if fault else self._leave)
 
     async def _oust(self, name: str) -> None:
         """A life that did not begin leaves nobody, unless somebody bears its name who could not be
@@ -119,11 +119,11 @@ class Keeper:
         if found is not None:
             said = "is mute" if found.identity is None else f"is {found.identity}"
             logger.warning("who bears the name %s %s, and is ended", name, said)
-            await self._bury(found.life(), None, 0.0)
+            await self._bury(found.life(), None, AT_ONCE)
 
-    async def _bury(self, life: Life, fault: Exception | None, limit_s: float) -> None:
+    async def _bury(self, life: Life, fault: Exception | None, leave: Leave) -> None:
         if not self._ending.is_set():
-            await first_to_end(hand_back(life, fault, limit_s, self._patience), self._all_ends())
+            await first_to_end(hand_back(life, fault, leave, self._patience), self._all_ends())
         await bury(life, self._patience)
         await self._say_gone(life)
 

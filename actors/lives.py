@@ -66,11 +66,25 @@ async def live(
     await first_to_end(_death(life.handle), _progress(life.handle, patience))
 
 
-async def hand_back(
-    life: Life, fault: Exception | None, limit_s: float, patience: Patience
-) -> None:
-    """Have a shard that is to be buried finish what ends within `limit_s`, and tell its doors that
-    the rest goes on elsewhere.
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Seconds that a shard which leaves has to finish what it has begun, and then for other shards
+    to fetch what it has computed of the rest."""
+
+    drain_s: float = 0.0
+    hand_over_s: float = 0.0
+
+    @property
+    def whole_s(self) -> float:
+        return self.drain_s + self.hand_over_s
+
+
+AT_ONCE = Leave()
+
+
+async def hand_back(life: Life, fault: Exception | None, leave: Leave, patience: Patience) -> None:
+    """Have a shard that is to be buried finish what ends in time, tell its doors that the rest goes
+    on elsewhere, and let that be fetched.
 
     `fault` is what its life ended with, if with any; a shard that is dead or mute is not asked, nor
     one that has not loaded, which has none.
@@ -78,8 +92,9 @@ async def hand_back(
     speaks = fault is None or isinstance(fault, (RayTaskError, StepFailed))
     if life.shard is not None and life.loaded and speaks:
         with contextlib.suppress(RayError, TimeoutError):
-            async with asyncio.timeout(limit_s + patience.let_go_s):
-                await life.handle.drain.remote(isinstance(fault, StepFailed), limit_s)
+            async with asyncio.timeout(leave.whole_s + patience.let_go_s):
+                stuck = isinstance(fault, StepFailed)
+                await life.handle.drain.remote(stuck, leave.drain_s, leave.hand_over_s)
 
 
 async def bury(life: Life, patience: Patience) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,7 @@ class ReportLedger:
         self._free_pages = capacity.total_pages
         self._full = True
         self._leaving = False
+        self._displaced: set[str] = set()
         self._snapshot: Snapshot | None = None
         self._prefilling = NO_PREFILLING
         self._clear()
@@ -84,19 +85,21 @@ class ReportLedger:
     def draft(self) -> ShardReport:
         """The next report. Settle it with `acknowledged` or `lost` before the next draft."""
         self._number += 1
+        ends = list(zip(self._ended, self._produced, strict=True))
         report = ShardReport(
             shard=self._shard,
             number=self._number,
             capacity=self._capacity,
             free_pages=self._free_pages,
             started=tuple(self._started),
-            ended=tuple(self._ended),
+            ended=tuple(one for one, _ in ends if one not in self._displaced),
             stored=self._stored(),
             removed=tuple(one for one, stored in self._is_stored.items() if not stored),
             full=self._snapshot is not None,
             held=self._held(),
-            produced=tuple(self._produced),
+            produced=tuple(tokens for one, tokens in ends if one not in self._displaced),
             leaving=self._leaving,
+            displaced=tuple(one for one, _ in ends if one in self._displaced),
             prefilling=self._prefilling,
         )
         self._full = False if self._snapshot else self._full
@@ -113,6 +116,10 @@ class ReportLedger:
     def leave(self) -> None:
         """From the next report on the scheduler leases nothing more here."""
         self._leaving = True
+
+    def displace(self, request_ids: Iterable[str]) -> None:
+        """When these end, they have not been served: they go on elsewhere."""
+        self._displaced.update(request_ids)
 
     def _stored(self) -> tuple[PageHash, ...]:
         news = tuple(one for one, stored in self._is_stored.items() if stored)
@@ -171,6 +178,10 @@ class Reporter:
         """Say at once that the shard takes no more."""
         self._ledger.leave()
         self._news.set()
+
+    def displace(self, request_ids: Iterable[str]) -> None:
+        """When these end, they have not been served: they go on elsewhere."""
+        self._ledger.displace(request_ids)
 
     async def run(self) -> None:
         while True:

@@ -12,6 +12,7 @@ import os
 from dataclasses import asdict
 
 from actors.bookkeeping import Bookkeeping, no_record
+from actors.departure import Departure
 from actors.devices.assignment import assigned_ids
 from actors.devices.berth import assigned_berth
 from actors.devices.health import watch_devices
@@ -19,15 +20,17 @@ from actors.doors import Doors
 from actors.engine_building import build_engine
 from actors.engine_thread import EngineThread, Outcome
 from actors.followers import Followers
+from actors.hand_over import Intake
 from actors.identity import Identity, Pulse, node_id
 from actors.last_words import LastWords
+from actors.parcels import Layout, Parcel
 from actors.shard_spec import ShardSpec
 from actors.tasks import on_loop
 from actors.tether import Tether
 from actors.threads import Threads
 from cluster.audit import Discrepancy
 from cluster.errors import Displaced, ShardLost, StaleLease, StepFailed
-from cluster.messages import Assignment, DeltaBatch, RequestFailed
+from cluster.messages import Assignment, DeltaBatch, PageHash, RequestFailed
 from cluster.reports import ShardCapacity
 from cluster.stats import ShardStats
 
@@ -51,11 +54,12 @@ class KVShard:
             publish=on_loop(self._loop, self._on_outcome),
             crashed=on_loop(self._loop, self._last_words.crashed),
         )
+        self._intake = Intake(spec.model, spec.namespace, self._engine)
+        self._departure = Departure(spec, self._doors, self._intake)
         self._threads = Threads(spec.threads, self._engine.use_threads)
         self._loading: asyncio.Task[ShardCapacity] | None = None
         self._tether = Tether(spec.tether_s, self._last_words.adrift)
         self._introduced = asyncio.Event()
-        self._draining = False
         self._books: Bookkeeping | None = None
         self._latest: Outcome | None = None
 
@@ -84,7 +88,9 @@ class KVShard:
         capacity = await self._followers.beside(asyncio.wrap_future(self._engine.capacity))
         if self._followers:
             self._last_words.keep_running(self._followers.watch(), self._engine.computing)
-        self._books = Bookkeeping(spec, capacity, self._doors, self._engine, self._on_heard)
+        self._books = Bookkeeping(
+            spec, capacity, self._doors, self._engine, self._intake, self._on_heard
+        )
         for loop in self._books.loops():
             self._last_words.keep_running(loop)
         self._last_words.keep_running(self._sweep_doors())
@@ -100,7 +106,7 @@ class KVShard:
     async def identity(self) -> Identity:
         spec, loaded = self._spec, self._books is not None
         whereabouts = node_id(), os.getpid(), spec.devices
-        return Identity(spec.stamp, spec.ref, loaded, self._draining, *whereabouts)
+        return Identity(spec.stamp, spec.ref, loaded, self._departure.begun, *whereabouts)
 
     async def ping(self) -> Pulse:
         self._tether.hold()
@@ -123,13 +129,13 @@ class KVShard:
                 failure = RequestFailed(request_id, kind, message)
                 self._doors.refuse(door, failure, self._loop.time())
             elif self._doors.enter(door, request_id, self._loop.time()):
-                self._engine.admit(assignment)
+                self._intake.admit(assignment)
 
     async def cancel(self, door: str, cancels: tuple[tuple[str, int | None], ...]) -> None:
         """End one choice (None: all) of each request, where it is the door's and still lives."""
         for request_id, choice in cancels:
             if self._doors.owns(door, request_id):
-                self._engine.cancel(request_id, choice)
+                self._intake.cancel(request_id, choice)
                 if choice is None:
                     self._doors.leave((request_id,))
 
@@ -153,21 +159,27 @@ class KVShard:
         """
         return await self._doors.poll(door, acknowledged, self._spec.timing.poll_wait_s)
 
-    async def drain(self, stuck: bool = False, limit_s: float = 0.0) -> None:
+    async def pages(self, layout: Layout, hashes: tuple[PageHash, ...]) -> Parcel:
+        """Those of these pages that are here; none in another layout."""
+        return await self._intake.give(layout, hashes)
+
+    async def handed_over(self, request_ids: tuple[str, ...]) -> None:
+        """Other shards have what they want of these requests, which were let go here."""
+        self._departure.farewell.settle(request_ids)
+
+    async def drain(
+        self, stuck: bool = False, limit_s: float = 0.0, hand_over_s: float = 0.0
+    ) -> None:
         """Take no more, finish what ends within `limit_s`, and let the rest go to other shards;
-        returns once all doors know.
+        returns once all doors know, and those shards have its pages or `hand_over_s` are over.
 
         Where it is `stuck`, its step will never end, and who is in it is told so.
         """
-        self._draining = True
-        name = self._spec.ref.shard
-        if self._books is not None:
-            self._books.leave()
-        await self._doors.idle(limit_s)
+        await self._departure.finish(self._books, limit_s)
         if stuck:
-            self._doors.fail(self._engine.computing(), StepFailed.__name__, f"{name} is stuck")
-        self._doors.fail_all(Displaced.__name__, f"{name} is drained")
-        await self._doors.heard()
+            why = f"{self._spec.ref.shard} is stuck"
+            self._doors.fail(self._engine.computing(), StepFailed.__name__, why)
+        await self._departure.let_go(self._books, 0.0 if stuck else hand_over_s)
         self._followers.dismiss()
 
     async def use_threads(self, count: int) -> None:
@@ -186,6 +198,7 @@ class KVShard:
             doors=len(self._doors),
             threads=self._threads.count,
             binding=binding,
+            hand_over=self._intake.stats(),
             mended=dict(self._books.mended) if self._books else {},
             **engine,
         )
@@ -193,17 +206,19 @@ class KVShard:
     async def verify(self) -> None:
         """Raises LedgerBroken unless the engine's and the doors' books add up."""
         self._doors.verify()
-        await asyncio.wrap_future(self._engine.verify())
+        self._intake.verify(self._doors.requests())
+        await asyncio.wrap_future(self._engine.ask(lambda engine: engine.verify()))
 
     def _refusal(self, assignment: Assignment) -> tuple[str, str] | None:
         if assignment.lease.shard.incarnation != self._spec.ref.incarnation:
             return StaleLease.__name__, f"{self._spec.ref.shard} was replaced since the lease"
-        if self._draining or self._last_words.are_said:
+        if self._departure.begun or self._last_words.are_said:
             return Displaced.__name__, f"{self._spec.ref.shard} is about to exit"
         return None
 
     def _on_outcome(self, outcome: Outcome) -> None:
         self._latest = outcome
+        self._intake.enter(outcome)
         self._doors.deliver(outcome.deltas)
         self._doors.leave(outcome.progress.ended)
         if self._books is not None:
@@ -218,4 +233,4 @@ class KVShard:
         while True:
             await asyncio.sleep(self._spec.timing.door_timeout_s / 4)
             for request_id in self._doors.sweep(self._loop.time()):
-                self._engine.cancel(request_id, None)
+                self._intake.cancel(request_id, None)

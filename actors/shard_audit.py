@@ -19,10 +19,12 @@ ANSWER_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Ledgers:
-    """What the audit reads of its shard, and the doors by which it mends."""
+    """What the audit reads of its shard, and the doors by which it mends. `on_their_way`: taken in
+    by the shard, and not yet by its engine."""
 
     at_doors: Callable[[], frozenset[str]]
     ask_engine: Callable[[], None]
+    on_their_way: Callable[[], frozenset[str]]
     end: Callable[[str], None]
     tell_doors: Callable[[Iterable[str]], None]
     report_in_full: Callable[[], None]
@@ -59,7 +61,7 @@ class ShardAudit:
         leases = await self._leases()
         self._engine = asyncio.get_running_loop().create_future()
         self._ledgers.ask_engine()
-        engine = await self._engine
+        engine = await self._engine | self._ledgers.on_their_way()
         return ShardBooks(self._ledgers.at_doors(), engine, leases)
 
     async def _leases(self) -> frozenset[str] | None:

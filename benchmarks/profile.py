@@ -25,7 +25,7 @@ from actors.engine.compiled import program_wish
 from actors.engine.engine import Engine, build_engine
 from actors.engine.families import check_family
 from actors.engine.kv_cache import page_bytes
-from actors.engine.loader import load_model
+from actors.engine.loader import load_model, precision_name
 from actors.engine.runner import Forward
 from actors.models import default_cache, ensure_model
 from benchmarks.floor import Limits, Needs, measure_limits, needs_of
@@ -67,7 +67,7 @@ class Bench:
     def __init__(self, folder: Path, model: ModelConfig, steps: int) -> None:
         loaded = load_model(folder, model.dtype, CPU, attn_implementation="eager")
         program = _program(folder, loaded, model)
-        self.dtype = loaded.dtype
+        self.dtype, self.precision = loaded.dtype, precision_name(loaded)
         self.needs: Needs = needs_of(loaded, page_bytes(check_family(loaded), 1, loaded.dtype))
         self._vocab = loaded.config.get_text_config().vocab_size
         self._engine: Engine = build_engine(loaded, model)
@@ -190,7 +190,7 @@ def main() -> None:
     cases = [bench.decode(batch, options.context) for batch in options.batches]
     cases.append(bench.prefill(options.prefill))
     print(
-        f"{torch.get_num_threads()} threads at most, {bench.dtype},"
+        f"{torch.get_num_threads()} threads at most, {bench.precision},"
         f" {'compiled' if bench.compiled else 'layer by layer'}; this machine streams"
         f" {limits.bytes_s / 1e9:.1f} GB/s and multiplies {limits.flop_s / 1e9:.0f} GFLOP/s\n"
     )

@@ -22,6 +22,7 @@ from cluster.reports import NO_PREFILLING, HeldRequest, Prefilling
 from cluster.roster import Roster
 from cluster.sequences import track
 from cluster.steps import StepPlan, StepResult
+from cluster.watermark import OFF, Watermark
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +41,15 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class BatcherStats:
-    """Sequences now, and totals since the start. `prefix_hit_tokens` needed no computing."""
+    """Sequences now, and totals since the start. `prefix_hit_tokens` needed no computing.
+
+    Those that are paused or preempted are among the `waiting`.
+    """
 
     running: int
     waiting: int
     steps: int
+    pauses: int
     preemptions: int
     tokens_computed: int
     tokens_sampled: int
@@ -54,16 +59,24 @@ class BatcherStats:
 class Batcher:
     """Plans steps and settles their results; the one door to the sequences of a shard.
 
-    Raises ConfigError where the pool is too small for one sequence of `max_model_len` tokens.
+    Lower classes keep below the `watermark`, by default out of reach. Raises ConfigError where the
+    pool is too small for one sequence of `max_model_len` tokens.
     """
 
-    def __init__(self, pool: BlockPool, config: BatchingConfig, max_model_len: int) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        config: BatchingConfig,
+        max_model_len: int,
+        watermark: Watermark = OFF,
+    ) -> None:
         check_room(pool, max_model_len)
         self._pool = pool
         tables = BlockTables(pool)
         self._roster = Roster(tables, config.places)
         reserve = max(1, pool.num_blocks // 100)
-        self._drafter = Drafter(tables, self._roster, config.max_batch_tokens, reserve)
+        most = config.max_batch_tokens
+        self._drafter = Drafter(tables, self._roster, most, reserve, watermark)
         self._harvest = Harvest(tables, self._roster, max_model_len)
         self._max_model_len = max_model_len
         self._arrivals = 0
@@ -103,7 +116,7 @@ class Batcher:
         draft = self._drafter.draft()
         if not draft.chunks:
             return None
-        plan = draft.plan()
+        plan = draft.plan(self._pool.drain_moves())
         self._unsettled.append((plan, draft))
         return plan
 
@@ -150,6 +163,7 @@ class Batcher:
             running=running,
             waiting=living - running,
             steps=self._steps,
+            pauses=self._roster.pauses,
             preemptions=self._roster.preemptions,
             tokens_computed=self._harvest.computed,
             tokens_sampled=self._harvest.sampled,

@@ -18,22 +18,28 @@ class BlockTables:
         self._pool = pool
         self._block_size = pool.block_size
 
-    def open(self, tracked: Tracked, reserve: int) -> bool:
-        """Start the table with the cached prefix, if all known tokens and `reserve` pages fit.
+    @property
+    def used(self) -> int:
+        """Pages in use."""
+        return self._pool.used
 
-        At least one known token is left to compute, since only computing gives logits. Where
-        prompt scores are owed every position needs logits, so nothing cached is of use.
-        """
-        sequence = tracked.sequence
-        usable = 0 if tracked.owes_scores else (len(sequence.tokens) - 1) // self._block_size
-        prefix = self._pool.match(tracked.hashes[:usable])
-        missing = self._pages(len(sequence.tokens)) - len(prefix)
-        if self._pool.available - self._pool.unreferenced(prefix) < missing + reserve:
+    def open(self, tracked: Tracked, reserve: int) -> bool:
+        """Start the table with the prefix that is cached, on the device or in host memory, if all
+        known tokens and `reserve` pages fit."""
+        prefix = self._prefix(tracked)
+        if self._pool.available < self._growth(tracked, prefix) + reserve:
             return False
-        self._pool.take(prefix)
-        sequence.blocks = prefix
-        sequence.computed = len(prefix) * self._block_size
+        tracked.sequence.blocks = self._pool.open(prefix)
+        tracked.sequence.computed = len(prefix) * self._block_size
         return True
+
+    def needs(self, tracked: Tracked) -> int:
+        """Pages that opening it would put to use."""
+        return self._growth(tracked, self._prefix(tracked))
+
+    def gives(self, tracked: Tracked) -> int:
+        """Pages that closing it would take out of use."""
+        return self._pool.gives(tracked.sequence.blocks)
 
     def fits(self, tracked: Tracked, wanted: int) -> int:
         """How many of the next `wanted` tokens there are pages for."""
@@ -69,16 +75,19 @@ class BlockTables:
                 self._pool.seal(sequence.blocks[index], self._hash(tracked, index))
 
     def fork(self, leader: Tracked, follower: Tracked) -> None:
-        """Share the leader's pages of the prompt with the follower.
+        """Share the leader's pages of the prompt with the follower; or, where the follower came
+        with output and that reaches further, the cached pages of all it knows.
 
         The prompt's last token stays to be computed again: its logits are what the follower
         samples its first token from. The last of the pages may hold tokens of the leader's own
         behind the prompt; the follower writes its own, into a copy, before it reads there.
         """
-        prompt_len = follower.sequence.prompt_len
-        follower.sequence.blocks = leader.sequence.blocks[: self._pages(prompt_len)]
-        follower.sequence.computed = prompt_len - 1
-        self._pool.take(follower.sequence.blocks)
+        sequence, cached = follower.sequence, self._pool.match(self._usable(follower))
+        sequence.blocks = leader.sequence.blocks[: self._pages(sequence.prompt_len)]
+        sequence.computed = sequence.prompt_len - 1
+        if len(cached) * self._block_size > sequence.computed:
+            sequence.blocks, sequence.computed = cached, len(cached) * self._block_size
+        self._pool.take(sequence.blocks)
 
     def close(self, tracked: Tracked) -> None:
         """Give all pages back; the known tokens stay."""
@@ -98,6 +107,22 @@ class BlockTables:
 
     def _pages(self, tokens: int) -> int:
         return -(-tokens // self._block_size)
+
+    def _usable(self, tracked: Tracked) -> list[PageHash]:
+        """Hashes of pages that it could do without computing: at least one known token is left,
+        since only computing gives logits. Where prompt scores are owed every position needs them.
+        """
+        known = len(tracked.sequence.tokens)
+        return tracked.hashes[: 0 if tracked.owes_scores else (known - 1) // self._block_size]
+
+    def _prefix(self, tracked: Tracked) -> list[PageHash]:
+        """Those that are cached, on the device or in host memory."""
+        usable = self._usable(tracked)
+        return usable[: self._pool.reach(usable)]
+
+    def _growth(self, tracked: Tracked, prefix: list[PageHash]) -> int:
+        """Pages that its known tokens need beyond those that others hold already."""
+        return self._pages(len(tracked.sequence.tokens)) - self._pool.held(prefix)
 
     def _writes_into_shared(self, tracked: Tracked) -> bool:
         """Only the page of the next token can be shared: later ones are not there yet."""

@@ -2,7 +2,8 @@
 
 What a page holds is the engine's business. Here a page is a number that is in exactly one of three
 places: used (somebody holds a reference), cached (nobody does, but its hash makes it findable), or
-free. A cached page is as good as free, only that taking it forgets a prefix.
+free. A cached page is as good as free, only that taking it moves its prefix to host memory, or
+forgets it where there is none.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from cluster.errors import LedgerBroken
+from cluster.findable import Findable, PageEvents
+from cluster.host_tier import HostTier, Moves
 from cluster.messages import PageHash
 
 HASH_BYTES = 16
@@ -46,59 +49,83 @@ def page_hashes(tokens: Sequence[int], block_size: int, salt: bytes) -> tuple[Pa
 
 
 @dataclass(frozen=True, slots=True)
-class PageEvents:
-    """Net change of the findable pages: no hash is in both, whatever happened in between."""
-
-    stored: tuple[PageHash, ...]
-    removed: tuple[PageHash, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class PoolStats:
-    """Pages by place; used + cached + free = total."""
+    """Pages by place; used + cached + free = total. `host` are kept in host memory, those in use
+    or cached among them; `saved` and `loaded` count pages moved there and back since the start.
+    """
 
     total: int
     used: int
     cached: int
     free: int
+    host: int
+    saved: int
+    loaded: int
 
 
 class BlockPool:
     """The ledger of `num_blocks` pages of `block_size` tokens each.
 
-    Without `prefix_caching` no page is ever findable, so a released page is at once free.
+    Without `prefix_caching` no page is ever findable, so a released page is at once free. Behind
+    the pages stands a `host` tier, by default of none.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, prefix_caching: bool) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, prefix_caching: bool, host: HostTier | None = None
+    ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.prefix_caching = prefix_caching
         self._refs = [0] * num_blocks
-        self._hashes: list[PageHash | None] = [None] * num_blocks
-        self._by_hash: dict[PageHash, int] = {}
+        self._host = HostTier(0) if host is None else host
+        self._findable = Findable(num_blocks, self._host)
         self._free = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently released first
-        self._stored: dict[PageHash, None] = {}
-        self._removed: dict[PageHash, None] = {}
 
     @property
     def available(self) -> int:
         """Pages that `allocate` could give."""
         return len(self._free) + len(self._cached)
 
+    @property
+    def used(self) -> int:
+        """Pages that somebody holds."""
+        return self.num_blocks - self.available
+
+    def reach(self, hashes: Iterable[PageHash]) -> int:
+        """How many pages the longest prefix of `hashes` has that is here or in host memory."""
+        return self._findable.reach(hashes)
+
+    def held(self, prefix: Iterable[PageHash]) -> int:
+        """How many pages of `prefix` somebody holds: opening it uses no further page for them."""
+        pages = (self._findable.page(content) for content in prefix)
+        return sum(page is not None and self._refs[page] > 0 for page in pages)
+
+    def open(self, prefix: Sequence[PageHash]) -> list[int]:
+        """The pages of `prefix`, which must be within `reach`, each with one reference more.
+
+        What only host memory has is brought back into pages that `allocate` gives, by a step that
+        begins with `drain_moves`. Raises LedgerBroken where that are too few.
+        """
+        found = [self._findable.page(content) for content in prefix]
+        lacking = self._findable.lacking(prefix)
+        self.take([page for page in found if page is not None])
+        fresh = self.allocate(len(lacking))
+        if fresh is None:
+            raise LedgerBroken(f"{len(lacking)} pages to load, {self.available} are there")
+        self._findable.load(lacking, fresh)
+        rest = iter(fresh)
+        return [next(rest) if page is None else page for page in found]
+
     def match(self, hashes: Iterable[PageHash]) -> list[int]:
-        """The pages of the longest findable prefix of `hashes`. Takes no reference."""
+        """The pages of the longest prefix of `hashes` that is here. Takes no reference."""
         pages = []
         for wanted in hashes:
-            page = self._by_hash.get(wanted)
+            page = self._findable.page(wanted)
             if page is None:
                 break
             pages.append(page)
         return pages
-
-    def unreferenced(self, pages: Iterable[int]) -> int:
-        """How many of `pages` nobody holds: taking them lowers `available` by as many."""
-        return sum(not self._refs[page] for page in pages)
 
     def take(self, pages: Iterable[int]) -> None:
         """Add a reference to each page, used or cached: to reuse a prefix, and to share in a fork.
@@ -145,35 +172,45 @@ class BlockPool:
 
         Raises LedgerBroken for a page that nobody holds or that is sealed as something else.
         """
-        if not self._refs[page] or self._hashes[page] not in (None, content):
+        if not self._refs[page] or self._findable.name(page) not in (None, content):
             raise LedgerBroken(f"page {page} cannot be sealed: free, or sealed as something else")
-        if not self.prefix_caching or content in self._by_hash:
-            return
-        self._hashes[page] = content
-        self._by_hash[content] = page
-        if content in self._removed:
-            del self._removed[content]
-        else:
-            self._stored[content] = None
+        if self.prefix_caching and self._findable.page(content) is None:
+            self._findable.enter(page, content)
 
     def needs_copy(self, page: int) -> bool:
         """Whether a writer has to copy the page first: others hold it, or could find it."""
-        return self._refs[page] > 1 or self._hashes[page] is not None
+        return self._refs[page] > 1 or self._findable.name(page) is not None
+
+    def gives(self, table: Iterable[int]) -> int:
+        """How many pages of a block table nobody else holds: closing it lowers `used` by them."""
+        return sum(self._refs[page] == 1 for page in table)
 
     def findable(self) -> tuple[PageHash, ...]:
-        """Every hash that `match` would find, for an index that starts over."""
-        return tuple(self._by_hash)
+        """Every hash that `reach` would find, for an index that starts over."""
+        return self._findable.all()
 
     def drain_events(self) -> PageEvents:
         """What became findable, and what no longer is, since the last call."""
-        events = PageEvents(tuple(self._stored), tuple(self._removed))
-        self._stored.clear()
-        self._removed.clear()
-        return events
+        return self._findable.drain_events()
+
+    def drain_moves(self) -> Moves:
+        """What has to be moved between pages and host memory before anybody writes to a page.
+
+        Whoever plans a step takes them with it; whoever writes to pages that `allocate` gave
+        without a step has them done first.
+        """
+        return self._findable.drain_moves()
 
     def stats(self) -> PoolStats:
-        used = self.num_blocks - self.available
-        return PoolStats(self.num_blocks, used, len(self._cached), len(self._free))
+        return PoolStats(
+            total=self.num_blocks,
+            used=self.used,
+            cached=len(self._cached),
+            free=len(self._free),
+            host=len(self._host),
+            saved=self._host.saved,
+            loaded=self._host.loaded,
+        )
 
     def verify(self, tables: Iterable[Iterable[int]] | None = None) -> None:
         """Raise LedgerBroken unless every page is in one place and every hash names its page.
@@ -184,12 +221,10 @@ class BlockPool:
         places = sorted([*used, *self._cached, *self._free])
         if places != list(range(self.num_blocks)):
             raise LedgerBroken(f"places of {self.num_blocks} pages: {places}")
-        sealed = {content: page for page, content in enumerate(self._hashes) if content is not None}
-        if sealed != self._by_hash:
-            raise LedgerBroken(f"sealed pages {sealed}, findable pages {self._by_hash}")
-        if any(self._hashes[page] is None for page in self._cached):
+        self._findable.verify()
+        if any(self._findable.name(page) is None for page in self._cached):
             raise LedgerBroken(f"a cached page has no hash: {list(self._cached)}")
-        if any(self._hashes[page] is not None for page in self._free):
+        if any(self._findable.name(page) is not None for page in self._free):
             raise LedgerBroken(f"a free page has a hash: {self._free}")
         if tables is not None:
             self._verify_references(tables)
@@ -201,20 +236,12 @@ class BlockPool:
             raise LedgerBroken(f"tables hold {held}, references counted {counted}")
 
     def _set_aside(self, page: int) -> None:
-        if self._hashes[page] is None:
+        if self._findable.name(page) is None:
             self._free.append(page)
         else:
             self._cached[page] = None
 
     def _evict(self) -> int:
         page, _ = self._cached.popitem(last=False)
-        content = self._hashes[page]
-        if content is None:
-            raise LedgerBroken(f"cached page {page} has no hash")
-        self._hashes[page] = None
-        del self._by_hash[content]
-        if content in self._stored:
-            del self._stored[content]
-        else:
-            self._removed[content] = None
+        self._findable.leave(page)
         return page

@@ -10,11 +10,12 @@ from pydantic import Field, model_validator
 from cluster.autoscaling_config import AutoscalingConfig
 from cluster.config_problems import parsed
 from cluster.errors import ConfigError
+from cluster.fleet_config import FailoverConfig, FleetConfig
 from cluster.frozen import Frozen
 from cluster.isolation import check_stand_ins
 from cluster.scheduling_config import SchedulingConfig
 
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 
 
 class CacheConfig(Frozen):
@@ -27,6 +28,26 @@ class CacheConfig(Frozen):
         None, gt=0, le=0.95, description="Of the free memory; by default 0.1 on CPU, 0.9 on GPU."
     )
     prefix_caching: bool = Field(True, description="Keep pages of ended sequences for reuse.")
+    host_gib: float | None = Field(
+        None,
+        ge=0,
+        description="Host memory for pages that leave the pool, GiB; by default the pool's size"
+        " on a GPU, within a quarter of the free memory, and none on a CPU.",
+    )
+    high_water: float = Field(
+        0.85, gt=0, le=1, description="Above this share of pages in use lower classes are paused."
+    )
+    low_water: float = Field(
+        0.7, gt=0, le=1, description="Within this share the paused fit in again."
+    )
+
+    @model_validator(mode="after")
+    def _host_memory_and_marks(self) -> CacheConfig:
+        if self.host_gib and not self.prefix_caching:
+            raise ValueError("host_gib needs prefix_caching: pages come back by their hashes")
+        if self.low_water > self.high_water:
+            raise ValueError("low_water must not be above high_water")
+        return self
 
     @property
     def tokens(self) -> int | None:
@@ -90,7 +111,10 @@ class ModelConfig(Frozen):
         description="`default`, a folder of safetensors, a .gguf file,"
         " `package:<distribution>==<version>/<file.gguf>[#sha256=<hex>]`, or a hub id.",
     )
-    dtype: Dtype = Field("auto", description="Precision of weights and KV; auto: as saved.")
+    dtype: Dtype = Field(
+        "auto",
+        description="Precision of weights and KV; auto: as saved; int8: weights, beside bfloat16.",
+    )
     deterministic: bool = Field(
         False, description="The same request gives the same tokens, whatever runs beside it."
     )
@@ -126,6 +150,12 @@ class ModelConfig(Frozen):
                 "deterministic needs tensor_parallel 1: how a sum over ranks rounds depends on"
                 " where a row stands in its step"
             )
+        if self.cache.host_gib:
+            raise ValueError(
+                "cache.host_gib needs tensor_parallel 1: each rank has a part of every page"
+            )
+        if self.dtype == "int8":
+            raise ValueError("dtype int8 needs tensor_parallel 1: its scales are not split")
         if self.resources.mig_profile is not None:
             raise ValueError("mig_profile needs tensor_parallel 1: slices have no link")
         if self.resources.gpus not in (None, 0, self.tensor_parallel):
@@ -141,6 +171,11 @@ class ModelConfig(Frozen):
         return self.autoscaling.bounded(self.shards) if self.autoscaling else self.shards
 
     @property
+    def hands_over(self) -> bool:
+        """Whether its shards can give pages to each other: named ones, each with all heads."""
+        return self.cache.prefix_caching and self.tensor_parallel == 1
+
+    @property
     def may_sleep(self) -> bool:
         """Whether it may have no shard and still be ready for requests."""
         return self.autoscaling is not None and not self.autoscaling.min_shards
@@ -152,40 +187,6 @@ class ModelConfig(Frozen):
             return self.batching
         most = min(self.batching.max_batch_tokens, DETERMINISTIC_ROWS)
         return self.batching.model_copy(update={"max_batch_tokens": most})
-
-
-class FailoverConfig(Frozen):
-    """What becomes of an accepted request when its shard is lost: it goes on at another one."""
-
-    patience_s: float = Field(
-        120.0, ge=0, description="So long it waits for a shard, from one token to the next."
-    )
-    first_delay_s: float = Field(
-        0.05, gt=0, description="Before another shard is asked for; then doubling."
-    )
-    longest_delay_s: float = Field(2.0, gt=0, description="Bound of that.")
-    max_deaths: int = Field(
-        32, ge=1, description="Shards that may die while they run it before it is refused."
-    )
-
-
-class FleetConfig(Frozen):
-    """How shards leave and are replaced, and how long they live without the Fleet."""
-
-    drain_s: float = Field(
-        30.0, ge=0, description="So long one that leaves finishes requests; the rest moves then."
-    )
-
-    surge: int = Field(
-        1, ge=0, le=4096, description="Shards of a model begun beside outdated ones; 0: none."
-    )
-    orphan_s: float = Field(
-        120.0, ge=10, description="Actors that no Fleet and no other of ours holds end after that."
-    )
-    manage_mig: bool = Field(
-        False,
-        description="Cut GPUs to have the slices shards want; put the layout back at the end.",
-    )
 
 
 class AuthConfig(Frozen):

@@ -7,16 +7,20 @@ one that is already in the step; if there is none it stands still for the step. 
 always moves on, and no work is thrown away that an earlier sequence does not need at once.
 
 Where streams have a target for their pace, prompts of lower classes get no more of a step than lets
-them keep it, as far as the clock has told (`pacing`).
+them keep it, as far as the clock has told (`pacing`). Where pages that are given up go to host
+memory, lower classes keep below a mark while a higher one is there (`watermark`).
 """
 
 from __future__ import annotations
+
+from itertools import chain
 
 from cluster.block_tables import BlockTables
 from cluster.drafts import Draft
 from cluster.pacing import Pace
 from cluster.roster import Roster
 from cluster.sequences import LAST, Place, State, Tracked
+from cluster.watermark import Watermark
 
 
 class Drafter:
@@ -27,17 +31,24 @@ class Drafter:
     """
 
     def __init__(
-        self, tables: BlockTables, roster: Roster, max_batch_tokens: int, reserve: int
+        self,
+        tables: BlockTables,
+        roster: Roster,
+        max_batch_tokens: int,
+        reserve: int,
+        watermark: Watermark,
     ) -> None:
         self._tables = tables
         self._roster = roster
         self._max_batch_tokens = max_batch_tokens
         self._pace = Pace(max_batch_tokens)
         self._reserve = reserve
+        self._watermark = watermark
         self.hit_tokens = 0
 
     def draft(self) -> Draft:
         """The next step; where there is a sequence, one moves on."""
+        self._pause_for_the_mark()
         draft = Draft(self._max_batch_tokens, self._pace.allowance())
         decodes = [one for one in self._roster.running if one.behind == 1]
         prefills = [one for one in self._roster.running if one.behind > 1]
@@ -53,6 +64,13 @@ class Drafter:
     def learn(self, draft: Draft, took_s: float) -> None:
         """The step that was drafted took so long."""
         self._pace.record(draft.allowance.used, draft.allowance.target_s, took_s)
+
+    def _pause_for_the_mark(self) -> None:
+        roster, tables = self._roster, self._tables
+        lines = roster.running, roster.waiting
+        victim = self._watermark.to_pause(tables.used, *lines, tables.gives)
+        if victim is not None:
+            roster.pause(victim)
 
     def _add(self, draft: Draft, tracked: Tracked) -> None:
         """Add what budget and pages allow of it, preempting only if not one token fits."""
@@ -96,7 +114,11 @@ class Drafter:
         return None
 
     def _may_start(self, draft: Draft, waiting: Tracked) -> bool:
-        return draft.room_for(waiting) > 0 and not self._awaits_verdict(waiting)
+        if not draft.room_for(waiting) or self._awaits_verdict(waiting):
+            return False
+        present = chain(self._roster.running, self._roster.waiting)
+        tables = self._tables
+        return not self._watermark.holds_back(waiting, tables.used, present, tables.needs)
 
     def _awaits_verdict(self, waiting: Tracked) -> bool:
         """Whether it is a suspect, and another one is on trial: a step that fails must not leave

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from cluster.host_tier import Moves
 from cluster.pacing import Allowance
 from cluster.sequences import Tracked
 from cluster.steps import Chunk, PageCopy, StepPlan
@@ -68,8 +69,9 @@ class Draft:
         self.planned.add(tracked)
         self.budget -= count
 
-    def plan(self) -> StepPlan:
-        return StepPlan(tuple(self.chunks), tuple(self.copies))
+    def plan(self, moves: Moves) -> StepPlan:
+        """With what pages had to be moved for it."""
+        return StepPlan(tuple(self.chunks), tuple(self.copies), *moves)
 
     def _bound(self, tracked: Tracked) -> bool:
         return tracked.family.rank > self.allowance.guarded and tracked.behind > 1

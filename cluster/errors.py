@@ -25,6 +25,7 @@
         |   +-- StepFailed              in a step that computed the sequence
         +-- DeviceFault             a GPU reported an error that what is on it may not survive
         +-- Displaced               the shard let the request go; it goes on elsewhere
+        |   +-- Drained                 and gives away, for a moment, what it has computed of it
         +-- PoisonRequest           shards died of it; names the request
         +-- SchedulerLost           the scheduler could not be reached
         +-- StaleLease              the lease belongs to another life of the shard
@@ -164,6 +165,10 @@ class DeviceFault(FaultError):
 
 class Displaced(FaultError):
     """The shard let the request go, or never had it, and did not die of it."""
+
+
+class Drained(Displaced):
+    """The shard leaves. For a moment it still gives away the pages of the request."""
 
 
 class PoisonRequest(FaultError):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from cluster.config import FailoverConfig
 from cluster.errors import (
     CapacityError,
     DeadlineExceeded,
@@ -18,6 +17,7 @@ from cluster.errors import (
     ShoalError,
     StepFailed,
 )
+from cluster.fleet_config import FailoverConfig
 from cluster.messages import Emitted, TokenDelta
 
 _ATTEMPT = "~"

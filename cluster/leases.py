@@ -159,6 +159,9 @@ class LeaseBook:
             self._start(shard, request_id, now)
         if report.prefilling.tokens:
             shard.speed.record(report.prefilling.tokens, report.prefilling.seconds)
+        for request_id in report.displaced:
+            if request_id in shard.leases:
+                self.move(request_id, LeaseState.LOST)
         for request_id, tokens in zip_longest(report.ended, report.produced):
             if request_id in shard.leases:
                 shard.leases[request_id].output_tokens = tokens

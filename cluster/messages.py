@@ -213,6 +213,7 @@ class Assignment:
     Where another shard began, `emitted` names the choices that go on and what is out of them:
     output like any other to penalties, positions and limits, but not sent again. A `suspect` was
     there when a shard died, so until its next token is out it shares no step with another suspect.
+    `source` is the shard that began, where it is leaving and still gives away its pages.
     """
 
     lease: Lease
@@ -220,6 +221,7 @@ class Assignment:
     salt: bytes
     emitted: tuple[Emitted, ...] = ()
     suspect: bool = False
+    source: ShardRef | None = None
 
     def outputs(self) -> dict[int, tuple[int, ...]]:
         """Each choice that is to be computed, with the output that exists of it."""

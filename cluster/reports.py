@@ -56,7 +56,8 @@ class ShardReport:
     evictable cached pages too. `started` names requests whose prompt is computed, `ended` those
     whose every choice is over, and `produced` the output tokens of each of these, where the shard
     counts them. `prefilling`: how fast prompts were computed. `stored` and `removed` are net: a
-    page is in one of them at most. One that is `leaving` finishes what it holds and takes no more.
+    page is in one of them at most. One that is `leaving` finishes what it holds and takes no more;
+    what it does not finish is `displaced`: over here, to go on elsewhere.
     A report whose ack was lost is sent again with its number, or its successor is full.
     """
 
@@ -72,6 +73,7 @@ class ShardReport:
     held: tuple[HeldRequest, ...] = ()
     produced: tuple[int, ...] = ()
     leaving: bool = False
+    displaced: tuple[str, ...] = ()
     prefilling: Prefilling = NO_PREFILLING
 
 

@@ -6,15 +6,15 @@ from bisect import bisect_left, bisect_right, insort
 
 from cluster.block_tables import BlockTables
 from cluster.errors import IllegalTransition, LedgerBroken
-from cluster.sequences import Family, Place, State, Tracked
+from cluster.sequences import Family, Place, State, Tracked, expendable
 from cluster.steps import Sequence
 
 
 class Roster:
     """All families, and two lines of sequences in order of class and arrival: running and waiting.
 
-    A preempted sequence comes back into the waiting line at its own place, which is before all of
-    its class that have not run yet.
+    A sequence that was preempted or paused comes back into the waiting line at its own place, which
+    is before all of its class that have not run yet.
     """
 
     def __init__(self, tables: BlockTables, places: int) -> None:
@@ -22,6 +22,7 @@ class Roster:
         self.running: list[Tracked] = []
         self.waiting: list[Tracked] = []
         self.preemptions = 0
+        self.pauses = 0
         self._tables = tables
         self._places = places
         self._ended: list[Family] = []
@@ -63,17 +64,17 @@ class Roster:
     def victim_behind(self, tracked: Tracked, spared: set[Tracked]) -> Tracked | None:
         """Of those that run behind `tracked` and are not spared, the newest of the lowest class."""
         behind = self.running[bisect_right(self.running, tracked.order, key=_order) :]
-        return max((one for one in behind if one not in spared), key=_expendable, default=None)
+        return max((one for one in behind if one not in spared), key=expendable, default=None)
 
     def preempt(self, victim: Tracked) -> None:
         """Take pages and place away; all it knows stays, to be computed again."""
-        victim.move(State.PREEMPTED)
-        _take_out(self.running, victim)
-        self._tables.close(victim)
-        insort(self.waiting, victim, key=_order)
+        self._set_back(victim, State.PREEMPTED)
         self.preemptions += 1
-        if victim.owes_scores:
-            victim.family.scores = [None]
+
+    def pause(self, victim: Tracked) -> None:
+        """The same, because of the watermark: it comes back when that allows it."""
+        self._set_back(victim, State.PAUSED)
+        self.pauses += 1
 
     def end(self, tracked: Tracked) -> None:
         """Let go of a sequence in any state; the last of a family ends the request."""
@@ -96,7 +97,7 @@ class Roster:
         members = [one for family in self.families.values() for one in family.members.values()]
         self._tables.verify(members)
         _verify_line(self.running, members, {State.RUNNING})
-        _verify_line(self.waiting, members, {State.WAITING, State.PREEMPTED})
+        _verify_line(self.waiting, members, {State.WAITING, State.PAUSED, State.PREEMPTED})
         if len(self.running) > self._places:
             raise LedgerBroken(f"{len(self.running)} sequences run in {self._places} places")
         for family in self.families.values():
@@ -108,6 +109,14 @@ class Roster:
     def _run(self, tracked: Tracked) -> None:
         tracked.move(State.RUNNING)
         insort(self.running, tracked, key=_order)
+
+    def _set_back(self, victim: Tracked, to: State) -> None:
+        victim.move(to)
+        _take_out(self.running, victim)
+        self._tables.close(victim)
+        insort(self.waiting, victim, key=_order)
+        if victim.owes_scores:
+            victim.family.scores = [None]
 
     def _wait(self, follower: Tracked) -> None:
         follower.move(State.WAITING)
@@ -130,10 +139,6 @@ def _order(tracked: Tracked) -> Place:
 def _take_out(line: list[Tracked], tracked: Tracked) -> None:
     """No two sequences have the same place."""
     del line[bisect_left(line, tracked.order, key=_order)]
-
-
-def _expendable(tracked: Tracked) -> tuple[int, Place]:
-    return tracked.family.rank, tracked.order
 
 
 def _verify_line(line: list[Tracked], members: list[Tracked], states: set[State]) -> None:

@@ -19,6 +19,7 @@ class State(StrEnum):
     WAITING = "waiting"
     AWAITING_LEADER = "awaiting_leader"
     RUNNING = "running"
+    PAUSED = "paused"
     PREEMPTED = "preempted"
     FINISHED = "finished"
 
@@ -27,7 +28,10 @@ TRANSITIONS: dict[State, frozenset[State]] = {
     State.WAITING: frozenset({State.RUNNING, State.FINISHED}),
     # To WAITING where it becomes the leader itself, or where no place was left to fork into.
     State.AWAITING_LEADER: frozenset({State.RUNNING, State.WAITING, State.FINISHED}),
-    State.RUNNING: frozenset({State.PREEMPTED, State.FINISHED}),
+    State.RUNNING: frozenset({State.PAUSED, State.PREEMPTED, State.FINISHED}),
+    # By the watermark, which also says when it may go on.
+    State.PAUSED: frozenset({State.RUNNING, State.FINISHED}),
+    # For want of pages: it goes on as soon as there are some.
     State.PREEMPTED: frozenset({State.RUNNING, State.FINISHED}),
     State.FINISHED: frozenset(),
 }
@@ -91,6 +95,11 @@ class Tracked:
             samples=count == self.behind and sequence.request.stopping.max_tokens > 0,
             score_prompt=self.owes_scores and sequence.computed + 1 < sequence.prompt_len,
         )
+
+
+def expendable(tracked: Tracked) -> tuple[int, Place]:
+    """Who gives pages up first, as a key: the largest is the newest of the lowest class."""
+    return tracked.family.rank, tracked.order
 
 
 @dataclass(slots=True, eq=False)

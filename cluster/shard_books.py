@@ -24,7 +24,7 @@ class LeaseState(StrEnum):
     ENDED = "ended"
     EXPIRED = "expired"  # nobody claimed it in time
     RELEASED = "released"  # whoever asked for it gave it back unused
-    LOST = "lost"  # its shard is gone
+    LOST = "lost"  # its shard is gone, or leaves and let it go
 
 
 TRANSITIONS: Mapping[LeaseState, frozenset[LeaseState]] = MappingProxyType(

@@ -13,8 +13,10 @@ class EngineStats:
     """Pages and sequences now, and totals since the start.
 
     used + cached + free = total: `used_pages` belong to live sequences, `cached_pages` are kept
-    only for their prefix and may be reused at once. `compiled`: by a program made
-    for the model, not by its layers one by one.
+    only for their prefix and may be reused at once. `host_pages` are kept in host memory, whatever
+    the pool holds of them; `pages_saved` went there, `pages_loaded` came back. `pauses` are the
+    watermark's, `preemptions` for want of pages. `compiled`: by a program made for the model, not
+    by its layers one by one.
     """
 
     steps: int
@@ -24,6 +26,10 @@ class EngineStats:
     used_pages: int
     cached_pages: int
     free_pages: int
+    host_pages: int
+    pages_saved: int
+    pages_loaded: int
+    pauses: int
     preemptions: int
     tokens_computed: int
     tokens_sampled: int
@@ -32,15 +38,30 @@ class EngineStats:
 
 
 @dataclass(frozen=True, slots=True)
+class HandOverStats:
+    """Requests whose pages are being fetched from a shard that leaves, and pages since the start:
+    given to other shards, received from them, and refused since they were not what they should be.
+    """
+
+    fetching: int = 0
+    pages_given: int = 0
+    pages_received: int = 0
+    pages_refused: int = 0
+    bytes_received: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ShardStats(EngineStats):
     """The books of a shard's engine, which shard it is, how many doors listen to it, and where it
     computes: with how many threads, bound to what, and why. `mended`: by its audits, by what was
-    wrong (`cluster.audit.Discrepancy`)."""
+    wrong (`cluster.audit.Discrepancy`). `hand_over`: pages that came from other shards or went
+    there."""
 
     shard: ShardRef
     doors: int
     threads: int
     binding: Binding
+    hand_over: HandOverStats = HandOverStats()
     mended: dict[str, int] = field(default_factory=dict)
 
 

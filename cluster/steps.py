@@ -62,11 +62,35 @@ class PageCopy:
 
 
 @dataclass(frozen=True, slots=True)
+class PageSave:
+    """The engine copies `page` of the device to `slot` of host memory."""
+
+    page: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class PageLoad:
+    """The engine copies `slot` of host memory to `page` of the device."""
+
+    slot: int
+    page: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One forward pass: copies first, then all chunks as one ragged batch."""
+    """One forward pass: saves first, then copies, then loads, then all chunks as one ragged batch.
+
+    A page is saved because somebody else writes there now, be it by a copy, a load or a chunk; and
+    what was saved may be loaded at once. A copy's source is of a sequence that ran before, so
+    no load brings it, but once it is copied a load may take its place. A plan that was made is
+    executed: books and bytes are one only then.
+    """
 
     chunks: tuple[Chunk, ...]
     copies: tuple[PageCopy, ...] = ()
+    saves: tuple[PageSave, ...] = ()
+    loads: tuple[PageLoad, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from cluster.errors import (
     BudgetExhausted,
     CapacityError,
     DeadlineExceeded,
+    Drained,
     InvalidRequest,
     NotReady,
     QueueFull,
@@ -37,6 +38,7 @@ from cluster.messages import (
     Refusal,
     RefusalKind,
     Request,
+    ShardRef,
     Submission,
     TokenDelta,
 )
@@ -77,13 +79,15 @@ class ShardStreams(Protocol):
 
 @dataclass(slots=True)
 class _Flight:
-    """One request on its way through any number of attempts; `stream` is that of the present."""
+    """One request on its way through any number of attempts; `stream` is that of the present, and
+    `source` the shard that let it go and still has its pages."""
 
     request: Request
     recovery: Recovery
     transcript: Transcript
     attempts: int = 0
     stream: TokenStream | None = None
+    source: ShardRef | None = None
 
     def next_attempt(self, now: float) -> Request:
         """The request as it is asked for now. Each attempt has an id of its own: the scheduler
@@ -174,10 +178,14 @@ class Door:
             try:
                 async for delta in stream:
                     if flight.recovery.progressed():
+                        flight.source = None
                         await trial.aclose()
                     if flight.transcript.enter(delta):
                         yield delta
-            except ShoalError:  # the shard may not hold it, and would then never report its end
+            except ShoalError as error:
+                if isinstance(error, Drained):
+                    flight.source = assignment.lease.shard
+                # The shard may not hold it, and would then never report its end.
                 self._leases.withdraw(request_id)
                 raise
             finally:
@@ -190,7 +198,8 @@ class Door:
         lease = await self._lease(self._submission(flight, asked, salt))
         flight.recovery.leased()
         emitted = flight.transcript.emitted() if flight.attempts > 1 else ()
-        return Assignment(lease, asked, salt, emitted, flight.recovery.is_suspect)
+        suspect = flight.recovery.is_suspect
+        return Assignment(lease, asked, salt, emitted, suspect, flight.source)
 
     async def _lease(self, submission: Submission) -> Lease:
         decision = await self._leases.place(submission)

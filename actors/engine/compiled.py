@@ -29,7 +29,7 @@ from transformers import PreTrainedModel
 
 from actors.children import end_with_parent, python_path
 from actors.engine.attention import SCHEMA
-from actors.engine.loader import dtype_name, load_model
+from actors.engine.loader import load_model, precision_name
 from actors.engine.runner import Forward, PagedModel
 
 MOST_WEIGHTS = 2 * 2**30
@@ -95,7 +95,7 @@ def program_wish(folder: Path, model: PreTrainedModel, programs: Path) -> Wish |
     """The program for `model`, loaded from `folder`, if one is worth while here."""
     if not _worth_compiling(model):
         return None
-    dtype = dtype_name(model.dtype)
+    dtype = precision_name(model)
     return Wish(folder, dtype, _program_path(folder, dtype, programs))
 
 

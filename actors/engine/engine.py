@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -17,24 +16,25 @@ import torch
 from transformers import PreTrainedModel
 
 from actors.engine.compiled import Wish, program_wish
-from actors.engine.exactness import prove_exact, prove_program
-from actors.engine.families import check_family, longest_exact
+from actors.engine.exactness import prove_program
+from actors.engine.fitting import fit
 from actors.engine.gang import Gang
-from actors.engine.kv_cache import InPlace, KVCache, LayerShape, page_bytes, readable_in_place
-from actors.engine.loader import dtype_name, load_model
+from actors.engine.loader import load_model
 from actors.engine.lockstep import LeadingForward, follow
 from actors.engine.pace import ThreadPace
 from actors.engine.parts import load_part
-from actors.engine.pool_size import free_bytes, model_len, pool_blocks, within_pool
 from actors.engine.runner import Forward, ModelRunner
-from actors.engine.split import own_heads
+from actors.engine.transfer import PageTransfer, layout_of
 from cluster.batching import Batcher, Progress
-from cluster.blocks import BlockPool, PageEvents
+from cluster.blocks import BlockPool
 from cluster.config import ModelConfig
-from cluster.errors import ConfigError, InvalidRequest, UnsupportedModel
+from cluster.errors import InvalidRequest, UnsupportedModel
+from cluster.findable import PageEvents
+from cluster.host_tier import HostTier
 from cluster.messages import Assignment, PageHash, TokenDelta
 from cluster.reports import HeldRequest, ShardCapacity
 from cluster.stats import EngineStats
+from cluster.watermark import OFF, marks
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,8 @@ logger = logging.getLogger(__name__)
 class Engine:
     """Continuous batching over one model on one device. Not thread-safe: one loop owns it.
 
-    `wish` names the compiled program that should replace the model, if one should.
+    `wish` names the compiled program that should replace the model, if one should. Pages come and
+    go by `transfer`, where the model's shards can give each other any.
     """
 
     def __init__(
@@ -52,8 +53,10 @@ class Engine:
         pool: BlockPool,
         batcher: Batcher,
         capacity: ShardCapacity,
+        transfer: PageTransfer | None = None,
     ) -> None:
         self.capacity = capacity
+        self.transfer = transfer
         self.wish: Wish | None = None
         self._runner = runner
         self._prove: Callable[[Forward], None] | None = prove
@@ -138,6 +141,10 @@ class Engine:
             used_pages=pages.used,
             cached_pages=pages.cached,
             free_pages=pages.free,
+            host_pages=pages.host,
+            pages_saved=pages.saved,
+            pages_loaded=pages.loaded,
+            pauses=batching.pauses,
             preemptions=batching.preemptions,
             tokens_computed=batching.tokens_computed,
             tokens_sampled=batching.tokens_sampled,
@@ -207,62 +214,22 @@ def build_engine(loaded: PreTrainedModel, model: ModelConfig, gang: Gang | None 
     runner = ModelRunner(loaded, fitted.cache, _pace(loaded, model, gang))
     if gang is not None:
         runner.use(LeadingForward(loaded, gang))
-    capacity = fitted.capacity
-    pool = BlockPool(capacity.total_pages, capacity.block_size, model.cache.prefix_caching)
+    cache, capacity = model.cache, fitted.capacity
+    host = HostTier(fitted.host_slots)
+    pool = BlockPool(capacity.total_pages, capacity.block_size, cache.prefix_caching, host)
+    watermark = marks(cache, capacity.total_pages) if host.slots else OFF
+    transfer = None
+    if model.hands_over:
+        layout = layout_of(loaded, fitted.layers, model)
+        transfer = PageTransfer(pool, fitted.cache, runner.host, layout)
     return Engine(
         runner,
         partial(prove_program, loaded, fitted.layers),
         pool,
-        Batcher(pool, model.steps, capacity.max_model_len),
+        Batcher(pool, model.steps, capacity.max_model_len, watermark),
         capacity,
+        transfer,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Fitted:
-    """A model's pages on one device, and what they hold."""
-
-    layers: Mapping[int, LayerShape]
-    cache: KVCache
-    capacity: ShardCapacity
-
-
-def fit(loaded: PreTrainedModel, model: ModelConfig, gang: Gang | None = None) -> Fitted:
-    """Prove that `loaded` can be served, and make the pages for it; in a gang, all ranks at once.
-
-    As many as fit the rank with the least room. Raises as `load_engine`.
-    """
-    in_place = _in_place(loaded, model)
-    layers = check_family(loaded)
-    if gang is not None:
-        layers = own_heads(loaded, layers, gang)
-    prove_exact(loaded, layers, in_place)
-    block_size, seats = model.cache.block_size, model.steps.places
-    longest = _longest(loaded, model.max_model_len)
-    blocks = pool_blocks(
-        model.cache,
-        page_bytes(layers, block_size, loaded.dtype),
-        free_bytes(loaded.device),
-        loaded.device.type,
-        most=seats * -(-longest // block_size),
-    )
-    blocks = blocks if gang is None else gang.least(blocks)
-    longest = within_pool(model.max_model_len, longest, blocks * block_size)
-    cache = KVCache(layers, blocks, block_size, loaded.dtype, loaded.device, in_place)
-    return Fitted(layers, cache, ShardCapacity(block_size, blocks, seats, longest))
-
-
-def _in_place(loaded: PreTrainedModel, model: ModelConfig) -> InPlace | None:
-    """Deterministic is a row that reads alone, whatever its step holds; else what is fastest."""
-    if not model.deterministic:
-        return None
-    if not readable_in_place(loaded.device, loaded.dtype):
-        raise ConfigError(
-            "deterministic needs float32 or bfloat16 on a CPU,"
-            f" not {dtype_name(loaded.dtype)} on {loaded.device.type}",
-            "models.deterministic",
-        )
-    return InPlace.ALL
 
 
 def _pace(loaded: PreTrainedModel, model: ModelConfig, gang: Gang | None) -> ThreadPace | None:
@@ -279,8 +246,3 @@ def _check_tokens(assignment: Assignment, vocab_size: int) -> None:
     for param, tokens in (*known, ("logit_bias", biased)):
         if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
             raise InvalidRequest(f"token ids must be from 0 to {vocab_size - 1}", param)
-
-
-def _longest(loaded: PreTrainedModel, wanted: int | None) -> int:
-    positions = getattr(loaded.config.get_text_config(), "max_position_embeddings", None)
-    return model_len(wanted, positions, longest_exact(loaded))

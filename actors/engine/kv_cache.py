@@ -12,7 +12,7 @@ values joined in one tensor. SDPA reads tokens-first keys as fast as heads-first
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -126,6 +126,51 @@ class KVCache:
             layer.keys[targets] = layer.keys[sources]
             layer.values[targets] = layer.values[sources]
 
+    @property
+    def page_bytes(self) -> int:
+        """Memory of one page over all layers, bytes."""
+        return sum(rows.shape[1] for rows in self._rows())
+
+    def read_pages(self, pages: Sequence[int]) -> NDArray[np.uint8]:
+        """What `pages` hold, in memory of the host: `[len(pages), page_bytes]`, a page a row, layer
+        by layer, each layer's keys before its values."""
+        host: NDArray[np.uint8] = self.gather_bytes(pages).cpu().numpy()
+        return host
+
+    def gather_bytes(self, pages: Sequence[int]) -> Tensor:
+        """The same, on the device of the pages."""
+        index = torch.tensor(pages, dtype=torch.int64, device=self.device)
+        read = torch.empty(len(pages), self.page_bytes, dtype=torch.uint8, device=self.device)
+        start = 0
+        for rows in self._rows():
+            torch.index_select(rows, 0, index, out=read[:, start : start + rows.shape[1]])
+            start += rows.shape[1]
+        return read
+
+    def write_pages(self, pages: Sequence[int], data: NDArray[np.uint8]) -> None:
+        """Make `pages` hold what `read_pages` gave. No number in it may be infinite or none.
+
+        Raises ValueError where `data` is not `[len(pages), page_bytes]`.
+        """
+        if data.shape != (len(pages), self.page_bytes):
+            raise ValueError(f"{data.shape} bytes for {len(pages)} pages of {self.page_bytes}")
+        # Copied where it is read-only, as in shared memory, since torch takes no such array.
+        given = torch.from_numpy(np.require(data, requirements="W"))
+        self.scatter_bytes(pages, given.to(self.device))
+
+    def scatter_bytes(self, pages: Sequence[int], data: Tensor) -> None:
+        """The same from the device of the pages."""
+        start = 0
+        for rows in self._rows():
+            _put(rows, pages, data[:, start : start + rows.shape[1]])
+            start += rows.shape[1]
+
+    def _rows(self) -> Iterator[Tensor]:
+        """All pages of a layer's keys, then of its values, as bytes: `[num_blocks, row]`."""
+        for layer in self._layers.values():
+            yield layer.keys.view(torch.uint8)
+            yield layer.values.view(torch.uint8)
+
 
 class _LayerPages:
     """The two tensors of one layer, and the same memory seen token by token."""
@@ -158,6 +203,14 @@ def seen(tensor: Tensor) -> NDArray[Any]:
         tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor
     ).numpy()
     return array
+
+
+def _put(rows: Tensor, pages: Sequence[int], data: Tensor) -> None:
+    """Copy `data` to `pages` of `rows`. On a CPU numpy does it at 2.4 GB/s, torch at 0.6."""
+    if rows.device.type == "cpu":
+        rows.numpy()[list(pages)] = data.numpy()
+    else:
+        rows[torch.tensor(pages, dtype=torch.int64, device=rows.device)] = data
 
 
 def _zeros(elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:

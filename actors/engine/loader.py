@@ -10,9 +10,15 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from actors.engine.quantized import is_quantized, quantize
 from cluster.errors import ModelUnavailable
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+INT8 = "int8"
+"""The precision of linear layers' weights; everything else of such a model is `INT8_WITH`."""
+
+INT8_WITH = torch.bfloat16
 
 
 def load_model(
@@ -20,14 +26,17 @@ def load_model(
 ) -> PreTrainedModel:
     """The model of `folder` on `device`, in eval mode, no parameter asking for a gradient.
 
-    `dtype` is a key of DTYPES, or `auto` for the precision the weights are saved in. Weights are
-    mapped from the file and cast one tensor at a time, so memory peaks at the model's own size
-    plus one tensor. Raises ModelUnavailable for a folder that holds no complete causal language
-    model, and for a precision the device cannot compute in.
+    `dtype` is a key of DTYPES, `auto` for the precision the weights are saved in, or INT8. Weights
+    are mapped from the file and cast one tensor at a time, so memory peaks at the model's own size
+    plus one tensor, before it is made smaller by INT8. Raises ModelUnavailable for a folder that
+    holds no complete causal language model, and for a precision the device cannot compute in.
     """
     config = read_config(folder)
     precision = resolve_dtype(dtype, config, device)
-    return read_weights(folder, config, precision, attn_implementation, device_map={"": device})
+    model = read_weights(folder, config, precision, attn_implementation, device_map={"": device})
+    if dtype == INT8:
+        quantize(model)
+    return model
 
 
 def read_weights(
@@ -79,9 +88,9 @@ def read_config(folder: Path) -> Any:
 
 
 def supported_dtypes(device: torch.device) -> list[str]:
-    """The keys of DTYPES that `device` computes in natively."""
+    """The keys of DTYPES that `device` computes in natively, and INT8 where it can."""
     if device.type == "cpu":
-        return list(DTYPES)
+        return [*DTYPES, INT8]
     if device.type != "cuda":
         return []
     native = torch.cuda.get_device_capability(device) >= (8, 0)
@@ -90,16 +99,21 @@ def supported_dtypes(device: torch.device) -> list[str]:
 
 def resolve_dtype(dtype: str, config: Any, device: torch.device) -> torch.dtype:
     """The precision to load in; raises ModelUnavailable if `device` does not support it."""
-    saved = dtype_name(config.dtype or torch.float32)
-    wanted = saved if dtype == "auto" else dtype
+    as_saved = dtype == "auto"
+    wanted = dtype_name(config.dtype or torch.float32) if as_saved else dtype
     allowed = supported_dtypes(device)
-    if wanted not in allowed:
+    if wanted not in allowed or (as_saved and wanted == INT8):  # integers without their scales
         works = ", ".join(allowed) or "nothing; use a cpu or cuda device"
-        origin = " (as saved)" if dtype == "auto" else ""
+        origin = " (as saved)" if as_saved else ""
         raise ModelUnavailable(
             f"dtype {wanted}{origin} is not supported on {device}; works: {works}"
         )
-    return DTYPES[wanted]
+    return INT8_WITH if wanted == INT8 else DTYPES[wanted]
+
+
+def precision_name(model: PreTrainedModel) -> str:
+    """What `load_model` was asked for to get this model, `auto` resolved."""
+    return INT8 if is_quantized(model) else dtype_name(model.dtype)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

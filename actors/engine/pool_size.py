@@ -1,4 +1,5 @@
-"""How many pages the KV pool of a shard gets, and how long a sequence may then be."""
+"""How many pages the KV pool of a shard gets, how many host memory keeps for it, and how long a
+sequence may then be."""
 
 from __future__ import annotations
 
@@ -11,6 +12,9 @@ from cluster.errors import ConfigError
 
 DEFAULT_FRACTION = {"cpu": 0.1, "cuda": 0.9}
 """Of the free memory: on a CPU the pool shares the machine with all else that runs there."""
+
+HOST_SHARE = 0.25
+"""Of the node's free memory, at most, where nobody said how much."""
 
 GIB = 2**30
 
@@ -38,6 +42,23 @@ def pool_blocks(
             "cache.memory_gib" if config.memory_gib is not None else "cache.memory_fraction",
         )
     return blocks
+
+
+def host_slots(config: CacheConfig, page_bytes: int, free_bytes: float, most: int) -> int:
+    """Pages that host memory keeps: by `host_gib`, else within a share of the node's `free_bytes`.
+
+    Where nobody said how much, no more than `most`. Raises ConfigError if less than a page fits
+    what was asked for.
+    """
+    if config.host_gib is None:
+        slots = min(most, int(HOST_SHARE * free_bytes) // page_bytes)
+        return slots if config.prefix_caching else 0
+    slots = int(config.host_gib * GIB) // page_bytes
+    if config.host_gib and not slots:
+        raise ConfigError(
+            f"{config.host_gib:g} GiB hold no page of {page_bytes} bytes", "cache.host_gib"
+        )
+    return slots
 
 
 def free_bytes(device: torch.device) -> float:

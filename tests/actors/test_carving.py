@@ -18,7 +18,8 @@ from actors.devices.mig import MigManager
 from actors.fleet import Fleet
 from actors.identity import Identity
 from actors.shard_spec import ShardSpec
-from cluster.config import FleetConfig, ModelConfig, ResourcesConfig, ShoalConfig
+from cluster.config import ModelConfig, ResourcesConfig, ShoalConfig
+from cluster.fleet_config import FleetConfig
 from cluster.messages import ShardRef
 from cluster.placement import NewSlice, Plan, Recut
 from tests.actors.devices.fake_library import load

@@ -23,8 +23,9 @@ from actors.identity import Identity
 from actors.lifecycle import Backoff, State
 from actors.lives import Patience
 from actors.shard_spec import ShardSpec
-from cluster.config import BatchingConfig, FleetConfig, ModelConfig, ResourcesConfig, ShoalConfig
+from cluster.config import BatchingConfig, ModelConfig, ResourcesConfig, ShoalConfig
 from cluster.errors import Displaced, ModelNotFound, ShardLost, StepFailed
+from cluster.fleet_config import FleetConfig
 from cluster.messages import ShardRef
 from cluster.scheduling_config import SchedulingConfig
 from cluster.stats import SchedulerStats

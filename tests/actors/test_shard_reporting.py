@@ -7,7 +7,7 @@ import pytest
 from actors.engine_thread import Outcome, Snapshot
 from actors.reporting import ReportLedger
 from cluster.batching import Progress
-from cluster.blocks import PageEvents
+from cluster.findable import PageEvents
 from cluster.messages import ShardRef
 from cluster.reports import NO_PREFILLING, HeldRequest, Prefilling, ReportAck, ShardCapacity
 from cluster.stats import EngineStats
@@ -25,7 +25,7 @@ def outcome(
     snapshot: Snapshot | None = None,
     prefilling: Prefilling = NO_PREFILLING,
 ) -> Outcome:
-    stats = EngineStats(0, 0, 0, 10, 4, 1, 5, 0, 0, 0, 0, compiled=False)
+    stats = EngineStats(0, 0, 0, 10, 4, 1, 5, 0, 0, 0, 0, 0, 0, 0, 0, compiled=False)
     progress = Progress(started, ended, (7,) * len(ended), prefilling)
     return Outcome((), progress, PageEvents(stored, removed), stats, snapshot)
 
@@ -61,6 +61,13 @@ def test_events_of_several_turns_travel_in_one_report_and_once(ledger: ReportLed
     ledger.acknowledged(FINE)
     assert not ledger.has_news
     assert ledger.draft().stored == ()
+
+
+def test_what_goes_on_elsewhere_is_displaced_when_it_ends(ledger: ReportLedger) -> None:
+    ledger.displace(["moved"])
+    ledger.enter(outcome(ended=("done", "moved")))
+    report = ledger.draft()
+    assert (report.ended, report.produced, report.displaced) == (("done",), (7,), ("moved",))
 
 
 def test_how_fast_prompts_were_computed_is_told_once(ledger: ReportLedger) -> None:

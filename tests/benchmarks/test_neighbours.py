@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
-from benchmarks.neighbours.__main__ import Finding, Neighbour
+from benchmarks.neighbours.__main__ import NEIGHBOURS, Finding, Neighbour, with_compared
 from benchmarks.neighbours.probe import CLIENTS, Waits, probe
 from benchmarks.neighbours.server import Server
 
@@ -35,7 +35,7 @@ async def test_only_what_was_served_counts_as_a_wait() -> None:
             over.set()
         return httpx.Response(status)
 
-    waits = await probe(Answering(0, 0, answer), over)
+    waits = await probe(Answering(0, 0, "", answer), over)
     asked = 4 - len(statuses)
     assert (len(waits.seconds), waits.failed) == (asked // 2, asked - asked // 2)
 
@@ -53,8 +53,20 @@ def test_no_request_may_fail_but_those_at_a_gateway_that_is_killed(
 
 @pytest.mark.parametrize(
     ("waits", "freed_s"),
-    [(Waits([0.4] * 100), 1.0), (Waits([0.1] * 100), 2.5), (Waits(), 1.0)],
+    [
+        (Waits([0.4] * 100), 1.0),
+        (Waits([0.1] * 100), 2.5),
+        (Waits(), 1.0),
+        (Waits([0.1] * 100, stalled_s=5.0), 1.0),
+    ],
 )
-def test_a_wait_or_a_time_beyond_what_is_stated_is_told(waits: Waits, freed_s: float) -> None:
+def test_a_wait_or_a_time_beyond_what_is_stated_or_that_cannot_be_told_is_not_kept(
+    waits: Waits, freed_s: float
+) -> None:
     stated = Neighbour("n", factor=3, freed_s=2)
     assert not Finding(waits, freed_s).keeps(stated, USUAL)
+
+
+def test_who_is_compared_with_another_is_measured_after_it() -> None:
+    assert [one.name for one in with_compared(["slow_readers"])] == ["good_readers", "slow_readers"]
+    assert with_compared([one.name for one in NEIGHBOURS]) == list(NEIGHBOURS)

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from tests.cluster.toy_shard import MAX_MODEL_LEN, MakeShard, ToyShard
+from tests.cluster.toy_shard import MakeShard, ToyShard
 
 
 @pytest.fixture
 def make_shard() -> Iterator[MakeShard]:
     shards: list[ToyShard] = []
 
-    def make(
-        pages: int = 64,
-        seqs: int = 8,
-        budget: int = 64,
-        prefix_caching: bool = True,
-        context: int = MAX_MODEL_LEN,
-    ) -> ToyShard:
-        shards.append(ToyShard(pages, seqs, budget, prefix_caching, context))
+    def make(**knobs: Any) -> ToyShard:
+        shards.append(ToyShard(**knobs))
         return shards[-1]
 
     yield make

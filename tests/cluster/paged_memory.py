@@ -1,5 +1,7 @@
 """A model of the device for planner tests: pages that hold what was written, and a toy model.
 
+Host memory is modelled too, by what its slots hold of a page.
+
 The toy model's next token depends on every token before it and on the choice, so output is right
 only if nothing was lost, repeated or mixed up. A slot of a page holds the tenant and the whole
 prefix that its KV would depend on, so reading a page of another, or a stale one, is noticed.
@@ -20,7 +22,7 @@ from cluster.messages import (
     Stopping,
     TokenLogprob,
 )
-from cluster.steps import Chunk, PageCopy, StepPlan, StepResult
+from cluster.steps import Chunk, PageCopy, PageLoad, PageSave, StepPlan, StepResult
 
 VOCABULARY = 5
 
@@ -36,10 +38,13 @@ class PagedMemory:
         self._block_size = block_size
         self._gather_copies = gather_copies
         self._slots: dict[tuple[int, int], Held] = {}
+        self._host: dict[int, dict[int, Held]] = {}
 
     def compute(self, plan: StepPlan) -> StepResult:
-        """Copy, then write all chunks' KV, then read it as attention does."""
+        """Save, copy and load, then write all chunks' KV, then read it as attention does."""
+        self._save(plan.saves)
         self._copy(plan.copies)
+        self._load(plan.loads)
         for chunk in plan.chunks:
             for position in range(chunk.start, chunk.start + chunk.count):
                 self._slots[self._slot(chunk, position)] = _held(chunk, position)
@@ -59,6 +64,17 @@ class PagedMemory:
             read = [(copy.target, self._page(copy.source)) for copy in batch]
             for target, page in read:
                 self._slots.update({(target, offset): held for offset, held in page.items()})
+
+    def _save(self, saves: tuple[PageSave, ...]) -> None:
+        assert len({save.slot for save in saves}) == len(saves)
+        for save in saves:
+            self._host[save.slot] = self._page(save.page)
+
+    def _load(self, loads: tuple[PageLoad, ...]) -> None:
+        assert len({load.page for load in loads}) == len(loads)
+        for load in loads:
+            held = self._host[load.slot]
+            self._slots.update({(load.page, offset): one for offset, one in held.items()})
 
     def _page(self, page: int) -> dict[int, Held]:
         slots = ((offset, self._slots.get((page, offset))) for offset in range(self._block_size))

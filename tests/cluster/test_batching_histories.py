@@ -20,7 +20,9 @@ from hypothesis.stateful import (
 from cluster.batching import Batcher
 from cluster.blocks import BlockPool
 from cluster.config import BatchingConfig
+from cluster.host_tier import HostTier
 from cluster.messages import Assignment, Emitted, FinishReason, Request, TokenDelta
+from cluster.watermark import OFF, Watermark
 from tests.cluster.paged_memory import PagedMemory, alone, assignment, prompt_scores
 
 Arrival = dict[str, Any]
@@ -36,6 +38,7 @@ arrivals: st.SearchStrategy[Arrival] = st.fixed_dictionaries(
         "stop": st.sampled_from([(), (), (0,), (1, 2)]),
         "prompt_logprobs": st.sampled_from([None, 0]),
         "salt": st.sampled_from([b"a", b"a", b"b"]),
+        "rank": st.sampled_from([0, 0, 1, 2]),
     }
 )
 
@@ -71,6 +74,8 @@ class BatcherHistories(RuleBasedStateMachine):
         max_batch_tokens=st.sampled_from([8, 5, 3, 16, 1]),
         prefix_caching=st.booleans(),
         gather_copies=st.booleans(),
+        host_slots=st.sampled_from([0, 0, 1, 2, 5, 40]),
+        high_water=st.sampled_from([1.0, 0.85, 0.6, 0.3]),
     )
     def start(
         self,
@@ -81,11 +86,15 @@ class BatcherHistories(RuleBasedStateMachine):
         max_batch_tokens: int,
         prefix_caching: bool,
         gather_copies: bool,
+        host_slots: int,
+        high_water: float,
     ) -> None:
         pages = -(-max_model_len // block_size) + spare_pages
-        self.pool = BlockPool(pages, block_size, prefix_caching)
+        self.pool = BlockPool(pages, block_size, prefix_caching, HostTier(host_slots))
         self.config = BatchingConfig(max_num_seqs=max_num_seqs, max_batch_tokens=max_batch_tokens)
-        self.batcher = Batcher(self.pool, self.config, max_model_len)
+        watermark = Watermark(high_water * pages, 0.8 * high_water * pages)
+        watermark = watermark if host_slots else OFF
+        self.batcher = Batcher(self.pool, self.config, max_model_len, watermark)
         self.memory = PagedMemory(block_size, gather_copies)
         self.max_model_len = max_model_len
         self.requests: dict[str, Request] = {}
@@ -94,6 +103,7 @@ class BatcherHistories(RuleBasedStateMachine):
         self.started: list[str] = []
         self.ended: list[str] = []
         self.suspects: set[str] = set()
+        self.index: set[bytes] = set()
 
     @rule(target=ids, burst=st.lists(arrivals, min_size=1, max_size=5))
     def admit(self, burst: list[Arrival]) -> object:
@@ -133,6 +143,10 @@ class BatcherHistories(RuleBasedStateMachine):
     def step_with_a_cancel_midway(self, request_id: str, choice: int | None) -> None:
         self._step((request_id, choice))
 
+    @rule()
+    def read_events(self) -> None:
+        self._read_events()
+
     @invariant()
     def books_balance(self) -> None:
         if hasattr(self, "batcher"):
@@ -147,6 +161,7 @@ class BatcherHistories(RuleBasedStateMachine):
             self._step(None)
             self.batcher.verify()
         self._drain()
+        self._read_events()
         assert self.batcher.plan() is None
         assert self.pool.stats().used == 0
         assert sorted(self.ended) == sorted(self.requests)
@@ -195,6 +210,13 @@ class BatcherHistories(RuleBasedStateMachine):
         progress = self.batcher.drain_progress()
         self.started += progress.started
         self.ended += progress.ended
+
+    def _read_events(self) -> None:
+        events = self.pool.drain_events()
+        assert not self.index & set(events.stored)
+        assert self.index >= set(events.removed)
+        self.index = (self.index | set(events.stored)) - set(events.removed)
+        assert self.index == set(self.pool.findable())
 
     def _hear(self, delta: TokenDelta) -> None:
         told = self.told[delta.request_id, delta.choice]

@@ -61,6 +61,21 @@ def test_a_preempted_sequence_finds_its_own_pages_again(make_shard: MakeShard) -
     assert count < 16
 
 
+def test_a_preempted_sequence_comes_back_from_host_memory_but_for_its_last_page(
+    make_shard: MakeShard,
+) -> None:
+    shard = make_shard(pages=SMALLEST, slots=SMALLEST)
+    shard.batcher.admit(assignment("old", prompt_of(11, 1), max_tokens=20))
+    shard.batcher.admit(assignment("new", prompt_of(10, 2), max_tokens=12))
+    while not shard.output("old")[1]:
+        chunks = shard.step()
+    assert chunks == [("old", 0, 1)]
+    assert shard.step() == [("new", 0, 4)]
+    assert (shard.pool.stats().saved, shard.pool.stats().loaded) == (6, 3)
+    shard.finish()
+    assert shard.output("new") == expected(prompt_of(10, 2), max_tokens=12)
+
+
 def test_nobody_is_let_in_beside_others_without_a_page_to_spare(make_shard: MakeShard) -> None:
     shard = make_shard(pages=SMALLEST)
     shard.batcher.admit(assignment("old", prompt_of(11, 1)))

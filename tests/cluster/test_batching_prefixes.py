@@ -134,3 +134,29 @@ def test_the_next_choice_leads_when_the_leader_is_cancelled(make_shard: MakeShar
     assert shard.output("a", 0) == ((), None)
     outputs = [shard.output("a", choice) for choice in (1, 2)]
     assert outputs == [expected(prompt_of(8), choice) for choice in (1, 2)]
+
+
+# --- host memory ---
+
+
+def test_a_page_is_copied_before_another_is_loaded_in_its_place(make_shard: MakeShard) -> None:
+    """Three last choices leave the prompt's page for a copy of their own, and nothing else is left
+    for the page that comes back."""
+    shard = make_shard(pages=6, context=24, slots=20)
+    for name, length in (("away", 5), ("filler", 23)):
+        shard.batcher.admit(assignment(name, prompt_of(length, length), max_tokens=1))
+        shard.finish()
+    for number in range(3):
+        prompt = prompt_of(4, 30 + number)
+        shard.batcher.admit(assignment(f"forked{number}", prompt, choices=2))
+    shard.step()
+    for number in range(3):
+        shard.batcher.cancel(f"forked{number}", 0)
+    shard.batcher.admit(assignment("back", prompt_of(5, 5)))
+    plan = shard.plan()
+    assert [load.page for load in plan.loads] == [plan.copies[0].source]
+    shard.settle(plan)
+    shard.finish()
+    assert shard.output("back") == expected(prompt_of(5, 5))
+    for number in range(3):
+        assert shard.output(f"forked{number}", 1) == expected(prompt_of(4, 30 + number), 1)

@@ -48,6 +48,18 @@ def test_a_page_of_the_output_is_found_where_it_is_cached(make_shard: MakeShard)
     assert shard.step() == [("b", 0, 1)]
 
 
+def test_each_choice_finds_the_pages_of_its_own_output(make_shard: MakeShard) -> None:
+    shard = make_shard()
+    shard.batcher.admit(assignment("a", PROMPT, 8, choices=2))
+    shard.finish()
+    shard.batcher.admit(going_on("b", 7, 7, choices=2))
+    assert shard.step() == [("b", 0, 1)]
+    assert shard.step() == [("b", 1, 1)]
+    assert [shard.output("b", choice) for choice in (0, 1)] == [
+        (tokens[7:], finish) for tokens, finish in (expected(PROMPT, c, 8) for c in (0, 1))
+    ]
+
+
 def test_two_suspects_share_no_step_until_the_first_has_a_token(make_shard: MakeShard) -> None:
     shard = make_shard(budget=4)
     for assigned in (suspect("a"), suspect("b"), assignment("c", prompt_of(3))):

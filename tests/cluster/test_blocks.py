@@ -7,8 +7,9 @@ from hashlib import blake2b
 
 import pytest
 
-from cluster.blocks import BlockPool, PageEvents, page_hash, page_hashes, root_hash
+from cluster.blocks import BlockPool, page_hash, page_hashes, root_hash
 from cluster.errors import LedgerBroken
+from cluster.findable import PageEvents
 
 A, B, C = (page_hash(root_hash(b""), [number]) for number in range(3))
 
@@ -85,10 +86,9 @@ def test_a_match_ends_at_the_first_unknown_hash() -> None:
 def test_a_match_takes_nothing_and_a_take_does() -> None:
     pool = pool_of(2)
     pages = cached(pool, A)
-    assert pool.unreferenced(pool.match([A])) == 1
+    assert (pool.match([A]), pool.used, pool.held([A])) == (pages, 0, 0)
     pool.take(pages)
-    assert pool.stats().used == 1
-    assert pool.unreferenced(pages) == 0
+    assert (pool.used, pool.held([A])) == (1, 1)
 
 
 def test_free_pages_go_before_cached_ones() -> None:

@@ -64,7 +64,7 @@ def test_a_configuration_is_frozen_in_every_part() -> None:
         (
             {"models": [{}, {"cache": {"pages": 3}}]},
             "args.models[1].cache.pages",
-            "block_size, memory_fraction, memory_gib, num_blocks, prefix_caching",
+            "block_size, high_water, host_gib, low_water, memory_fraction, memory_gib, num_blocks",
         ),
         ({"models": [{"resources": {"gpu": 1}}]}, "args.models[0].resources.gpu", "cpus, custom"),
         ({"models": [{"batching": {"x": 1}}]}, "args.models[0].batching.x", "max_batch_tokens"),
@@ -98,6 +98,11 @@ def test_an_unknown_field_is_refused_with_those_known_there(
             "deterministic needs tensor_parallel 1",
         ),
         (
+            {"models": [{"tensor_parallel": 2, "dtype": "int8"}]},
+            "args.models[0]",
+            "dtype int8 needs tensor_parallel 1",
+        ),
+        (
             {"models": [{"tensor_parallel": 2, "resources": {"mig_profile": "1g.5gb"}}]},
             "args.models[0]",
             "mig_profile needs tensor_parallel 1",
@@ -117,6 +122,31 @@ def test_an_unknown_field_is_refused_with_those_known_there(
             {"models": [{"cache": {"memory_fraction": 1.5}}]},
             "args.models[0].cache.memory_fraction",
             "less than or equal to 0.95",
+        ),
+        (
+            {"models": [{"cache": {"host_gib": -1}}]},
+            "args.models[0].cache.host_gib",
+            "greater than or equal to 0",
+        ),
+        (
+            {"models": [{"cache": {"host_gib": 1, "prefix_caching": False}}]},
+            "args.models[0].cache",
+            "host_gib needs prefix_caching",
+        ),
+        (
+            {"models": [{"cache": {"high_water": 85}}]},
+            "args.models[0].cache.high_water",
+            "less than or equal to 1",
+        ),
+        (
+            {"models": [{"cache": {"high_water": 0.6}}]},
+            "args.models[0].cache",
+            "low_water must not be above high_water",
+        ),
+        (
+            {"models": [{"tensor_parallel": 2, "cache": {"host_gib": 1}}]},
+            "args.models[0]",
+            "cache.host_gib needs tensor_parallel 1",
         ),
         ({"gateway": {"auth": {"mode": "open"}}}, "args.gateway.auth.mode", "'keys' or 'none'"),
         ({"gateway": "on"}, "args.gateway", "valid dictionary"),

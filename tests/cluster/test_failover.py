@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.config import FailoverConfig
 from cluster.errors import (
     DeadlineExceeded,
     Displaced,
@@ -22,6 +21,7 @@ from cluster.errors import (
     StepFailed,
 )
 from cluster.failover import FAILED_STEPS, SILENT_DEATHS, Recovery, Transcript
+from cluster.fleet_config import FailoverConfig
 from cluster.messages import Emitted, FinishReason, TokenDelta
 
 CONFIG = FailoverConfig(patience_s=10.0, first_delay_s=0.1, longest_delay_s=1.0, max_deaths=5)

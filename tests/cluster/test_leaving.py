@@ -35,6 +35,18 @@ def test_a_shard_that_leaves_gets_no_more_leases_and_keeps_those_it_has() -> Non
     brain.verify()
 
 
+def test_what_a_leaving_shard_lets_go_is_off_the_books_and_counts_as_not_served() -> None:
+    brain = SchedulerBrain(SchedulingConfig(), epoch=1)
+    report(brain, "a", 1)
+    assert [lease(brain, name) for name in ("running", "done")] == ["a", "a"]
+    report(brain, "a", 2, started=("running", "done"))
+    done = {"ended": ("done",), "produced": (10,)}
+    report(brain, "a", 3, leaving=True, displaced=("running",), **done)
+    assert brain.leases_on(REF["a"]) == set()
+    assert [one.usage.served for one in brain.stats().tenants.values()] == [1]
+    brain.verify()
+
+
 def test_where_all_leave_requests_wait_for_the_next_shard() -> None:
     brain = SchedulerBrain(SchedulingConfig(), epoch=1)
     report(brain, "a", 1, leaving=True)

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from cluster.batching import Batcher
 from cluster.blocks import BlockPool
 from cluster.config import BatchingConfig
+from cluster.host_tier import HostTier
 from cluster.messages import FinishReason, TokenDelta
 from cluster.steps import StepPlan
+from cluster.watermark import OFF, Watermark
 from tests.cluster.paged_memory import PagedMemory, alone, assignment
 
 MAX_MODEL_LEN = 32
@@ -19,7 +21,7 @@ Output = tuple[tuple[int, ...], FinishReason | None]
 
 
 class ToyShard:
-    """`pages` of 4 tokens; `context` is the most of a sequence."""
+    """`pages` of 4 tokens and `slots` of host memory; `context` is the most of a sequence."""
 
     def __init__(
         self,
@@ -28,10 +30,12 @@ class ToyShard:
         budget: int = 64,
         prefix_caching: bool = True,
         context: int = MAX_MODEL_LEN,
+        slots: int = 0,
+        watermark: Watermark = OFF,
     ) -> None:
-        self.pool = BlockPool(pages, BLOCK_SIZE, prefix_caching)
+        self.pool = BlockPool(pages, BLOCK_SIZE, prefix_caching, HostTier(slots))
         config = BatchingConfig(max_num_seqs=seqs, max_batch_tokens=budget)
-        self.batcher = Batcher(self.pool, config, context)
+        self.batcher = Batcher(self.pool, config, context, watermark)
         self.memory = PagedMemory(BLOCK_SIZE)
         self.deltas: list[TokenDelta] = []
 
@@ -77,6 +81,8 @@ def prompt_of(length: int, seed: int = 0) -> tuple[int, ...]:
     return tuple((seed * 7 + position * position) % 11 for position in range(length))
 
 
-def expected(prompt: tuple[int, ...], choice: int = 0, max_tokens: int = 4) -> Output:
+def expected(
+    prompt: tuple[int, ...], choice: int = 0, max_tokens: int = 4, context: int = MAX_MODEL_LEN
+) -> Output:
     request = assignment("alone", prompt, max_tokens).request
-    return alone(request, choice, MAX_MODEL_LEN)
+    return alone(request, choice, context)

@@ -13,19 +13,23 @@ import pytest
 from actors.channel import TokenStream
 from actors.outbox import Delta
 from cluster.blocks import page_hashes
-from cluster.config import CacheConfig, FailoverConfig, ModelConfig, ShoalConfig
+from cluster.config import CacheConfig, ModelConfig, ShoalConfig
 from cluster.errors import (
     CapacityError,
     ContextTooLong,
     DeadlineExceeded,
     Displaced,
+    Drained,
+    FaultError,
     InvalidRequest,
     NotReady,
     PoisonRequest,
     QueueFull,
     ShardLost,
+    StaleLease,
     StepFailed,
 )
+from cluster.fleet_config import FailoverConfig
 from cluster.messages import (
     Assignment,
     Decision,
@@ -153,6 +157,21 @@ async def test_a_lost_shard_is_replaced_under_another_id_with_what_is_out() -> N
         (),
         (Emitted(0, (65,)), Emitted(1, (65, 65))),
     ]
+
+
+async def test_the_shard_that_drained_is_named_as_source_until_the_next_token_is_out() -> None:
+    def said(kind: type[FaultError]) -> Callable[[Request], Delta]:
+        return lambda asked: RequestFailed(asked.request_id, kind.__name__, "it let go")
+
+    fate: dict[str, list[Callable[[Request], Delta]]] = {
+        "r": [token, said(Drained)],
+        "r~1": [said(StaleLease)],
+        "r~2": [token, said(Displaced)],
+        "r~3": [lambda a: token(a, 0, STOP)],
+    }
+    shards = Shards(lambda a: [event(a) for event in fate[a.request_id]])
+    [_ async for _ in make_door(Router(), shards).generate(request())]
+    assert [one.source for one in shards.assigned] == [None, SHARD, SHARD, None]
 
 
 async def test_what_is_out_counts_as_prompt_where_the_rest_is_placed() -> None:

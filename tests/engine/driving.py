@@ -36,6 +36,7 @@ def engine_of(
     max_batch_tokens: int = 64,
     max_model_len: int = MAX_LEN,
     prefix_caching: bool = True,
+    host_gib: float | None = None,
 ) -> Engine:
     """An engine over a new tiny model."""
     return build_engine(
@@ -43,7 +44,10 @@ def engine_of(
         ModelConfig(
             max_model_len=min(max_model_len, num_blocks * block_size),
             cache=CacheConfig(
-                block_size=block_size, num_blocks=num_blocks, prefix_caching=prefix_caching
+                block_size=block_size,
+                num_blocks=num_blocks,
+                prefix_caching=prefix_caching,
+                host_gib=host_gib,
             ),
             batching=BatchingConfig(max_num_seqs=max_num_seqs, max_batch_tokens=max_batch_tokens),
         ),
@@ -70,8 +74,8 @@ def request(
     )
 
 
-def assignment(wanted: Request) -> Assignment:
-    lease = Lease(wanted.request_id, 1, SHARD, 0, Reason(0.0, ()))
+def assignment(wanted: Request, rank: int = 0) -> Assignment:
+    lease = Lease(wanted.request_id, 1, SHARD, 0, Reason(0.0, ()), rank)
     return Assignment(lease=lease, request=wanted, salt=b"salt")
 
 

@@ -187,12 +187,17 @@ def reference(family: str) -> PreTrainedModel:
 
 
 def greedy(family: str, prompt: Sequence[int], tokens: int) -> list[int]:
-    """What transformers generates, never stopping early.
+    """What transformers generates with the family's model, never stopping early."""
+    return generated(reference(family), prompt, tokens)
+
+
+def generated(model: PreTrainedModel, prompt: Sequence[int], tokens: int) -> list[int]:
+    """The same of a `model` that no engine was handed.
 
     Fails where the two likeliest tokens are so close that rounding could decide: such a prompt is
     no test.
     """
-    out = reference(family).generate(
+    out = model.generate(
         torch.tensor([list(prompt)]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
         max_new_tokens=tokens,
@@ -204,7 +209,7 @@ def greedy(family: str, prompt: Sequence[int], tokens: int) -> list[int]:
     )
     best = torch.stack(out.logits)[:, 0].topk(2).values
     gap = float((best[:, 0] - best[:, 1]).min())
-    assert gap > 1e-4, f"a near tie ({gap:.2g}) in the reference for {family}"
+    assert gap > 1e-4, f"a near tie ({gap:.2g}) in the reference {type(model).__name__}"
     new: list[int] = out.sequences[0, len(prompt) :].tolist()
     return new
 

@@ -8,16 +8,19 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from actors.engine.batch import build_batch
 from actors.engine.compiled import Wish, compile_model, load_program, program_wish
+from actors.engine.engine import build_engine
 from actors.engine.families import check_family
 from actors.engine.kv_cache import KVCache
+from actors.engine.quantized import quantize
 from actors.engine.runner import Forward, ModelRunner
+from cluster.config import CacheConfig, ModelConfig
 from cluster.steps import Chunk, Sequence, StepPlan
 from tests.engine.driving import assignment, engine_of, random_prompt, request, run, tokens_of
-from tests.engine.families import FAMILIES, greedy, make
+from tests.engine.families import FAMILIES, SHAPE, greedy, make
 
 QUICK = ("gemma2",)
 """Compiled in every run, which takes half a minute: it has windows, soft-capping and four norms.
@@ -76,6 +79,28 @@ def test_in_bfloat16_it_is_as_near_to_float32_as_the_model_itself(tmp_path: Path
     assert 0 < compiled < 1.2 * own
 
 
+def test_a_program_of_int8_weights_is_taken_into_use_and_as_near_as_the_layers(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "program.pt2"
+    compile_model(_int8("qwen2"), path)
+    program = load_program(path)
+    engine = build_engine(_int8("qwen2"), ModelConfig(cache=CacheConfig(num_blocks=64)))
+    engine.adopt(program)
+    assert engine.stats().compiled
+    exact = _logits(_int8("qwen2").to(torch.float32))  # the same integers, times the same scales
+    own, compiled = (
+        (_logits(_int8("qwen2"), way) - exact).square().mean().sqrt() for way in (None, program)
+    )
+    assert 0 < compiled < 1.2 * own
+
+
+def _int8(family: str) -> PreTrainedModel:
+    model = make(family).to(torch.bfloat16)
+    quantize(model)
+    return model
+
+
 def _logits(model: PreTrainedModel, program: Forward | None = None) -> Tensor:
     """Of a prompt of 60 tokens, `[60, vocab]`."""
     cache = KVCache(check_family(model), 16, 4, model.dtype, model.device)
@@ -118,6 +143,17 @@ def test_a_broken_program_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureF
 
 def test_a_tiny_model_is_not_worth_a_compiler(tmp_path: Path) -> None:
     assert program_wish(tmp_path, make("llama"), tmp_path) is None
+
+
+def test_the_program_of_another_precision_is_another_file(tmp_path: Path) -> None:
+    (tmp_path / "config.json").touch()
+    shape = {**SHAPE, "vocab_size": 2**17, "hidden_size": 128}
+    model = LlamaForCausalLM(LlamaConfig(**shape)).to(torch.bfloat16)
+    wishes = [program_wish(tmp_path, model, tmp_path)]
+    quantize(model)
+    wishes.append(program_wish(tmp_path, model, tmp_path))
+    assert [wish and wish.dtype for wish in wishes] == ["bfloat16", "int8"]
+    assert len({wish and wish.path for wish in wishes}) == 2
 
 
 def test_a_program_that_cannot_run_here_is_left_alone() -> None:

@@ -9,6 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from actors.engine.engine import Engine, build_engine
+from actors.engine.quantized import quantize
 from cluster.config import DETERMINISTIC_ROWS, BatchingConfig, CacheConfig, ModelConfig
 from cluster.errors import ConfigError
 from cluster.messages import Request, Sampling
@@ -62,6 +63,12 @@ def test_a_seed_gives_the_same_tokens_alone_and_in_a_crowd() -> None:
 
 def test_so_it_does_with_windows_and_soft_capping() -> None:
     assert changed_by_company(engine_of(make("gemma2"))) == 0
+
+
+def test_so_it_does_with_int8_weights() -> None:
+    model = llama().to(torch.bfloat16)
+    quantize(model)
+    assert changed_by_company(engine_of(model)) == 0
 
 
 def test_a_step_holds_no_more_rows_than_round_the_same() -> None:

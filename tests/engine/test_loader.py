@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, T5Config
 
-from actors.engine.loader import load_model, supported_dtypes
+from actors.engine.loader import load_model, precision_name, supported_dtypes
 from cluster.errors import ModelUnavailable
 
 CPU = torch.device("cpu")
@@ -60,8 +60,23 @@ def test_a_precision_asked_for_is_the_one_of_every_parameter(saved: Path, dtype:
     assert {parameter.dtype for parameter in model.parameters()} == {getattr(torch, dtype)}
 
 
-def test_a_loaded_model_only_infers(saved: Path) -> None:
-    model = load_model(saved, "auto", CPU, "sdpa")
+def test_int8_are_the_weights_of_linear_layers_and_bfloat16_is_all_else(saved: Path) -> None:
+    model = load_model(saved, "int8", CPU, "sdpa")
+    kinds = {name: parameter.dtype for name, parameter in model.named_parameters()}
+    linear = {name for name in kinds if name.endswith(("_proj.weight", "lm_head.weight"))}
+    assert len(linear) == 2 * 7 + 1
+    assert {kinds.pop(name) for name in linear} == {torch.int8}
+    assert set(kinds.values()) == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_a_loaded_model_tells_its_precision(saved: Path, dtype: str) -> None:
+    assert precision_name(load_model(saved, dtype, CPU, "sdpa")) == dtype
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32", "int8"])
+def test_a_loaded_model_only_infers(saved: Path, dtype: str) -> None:
+    model = load_model(saved, dtype, CPU, "sdpa")
     assert not model.training
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
@@ -79,7 +94,7 @@ def test_the_weights_are_those_in_the_file(saved: Path) -> None:
 
 
 def test_an_unsupported_precision_is_refused_with_those_that_work(saved: Path) -> None:
-    assert "float8 is not supported on cpu; works: float32, bfloat16, float16" in refusal(
+    assert "float8 is not supported on cpu; works: float32, bfloat16, float16, int8" in refusal(
         saved, "float8"
     )
 
@@ -87,6 +102,11 @@ def test_an_unsupported_precision_is_refused_with_those_that_work(saved: Path) -
 def test_a_precision_as_saved_is_refused_like_one_asked_for(folder: Path) -> None:
     rewrite_config(folder, dtype="float64")
     assert "float64 (as saved) is not supported on cpu" in refusal(folder)
+
+
+def test_integers_as_saved_have_lost_their_scales_and_are_refused(folder: Path) -> None:
+    rewrite_config(folder, dtype="int8")
+    assert "int8 (as saved) is not supported on cpu" in refusal(folder)
 
 
 def test_a_device_that_is_not_served_has_no_precision(saved: Path) -> None:

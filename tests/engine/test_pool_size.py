@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from actors.engine.pool_size import GIB, free_bytes, model_len, pool_blocks, within_pool
+from actors.engine.pool_size import (
+    GIB,
+    free_bytes,
+    host_slots,
+    model_len,
+    pool_blocks,
+    within_pool,
+)
 from cluster.config import CacheConfig
 from cluster.errors import ConfigError
 
@@ -33,6 +40,28 @@ def test_memory_for_less_than_two_pages_is_refused_by_its_field() -> None:
     with pytest.raises(ConfigError) as refusal:
         pool_blocks(CacheConfig(memory_gib=0.0015), MIB, 0, "cpu", most=10)
     assert refusal.value.path == "cache.memory_gib"
+
+
+def test_host_memory_holds_as_many_pages_as_asked_for() -> None:
+    assert host_slots(CacheConfig(host_gib=0.5), MIB, 0, most=0) == 512
+    assert host_slots(CacheConfig(host_gib=0), MIB, GIB, most=10) == 0
+
+
+@pytest.mark.parametrize(("most", "slots"), [(100, 100), (300, 256), (0, 0)])
+def test_by_default_it_holds_the_pool_within_a_quarter_of_what_is_free(
+    most: int, slots: int
+) -> None:
+    assert host_slots(CacheConfig(), MIB, GIB, most) == slots
+
+
+def test_without_prefix_caching_nothing_could_come_back() -> None:
+    assert host_slots(CacheConfig(prefix_caching=False), MIB, GIB, most=10) == 0
+
+
+def test_host_memory_for_less_than_a_page_is_refused_by_its_field() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        host_slots(CacheConfig(host_gib=0.0005), MIB, GIB, most=10)
+    assert refusal.value.path == "cache.host_gib"
 
 
 def test_free_memory_is_known() -> None:

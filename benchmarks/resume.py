@@ -1,0 +1,70 @@
+"""Time until a sequence goes on, by where its pages are: nowhere, in host memory, or in the pool.
+
+    python -m benchmarks.resume --tokens 1000
+
+One step each of the engine alone, on a model of the default one's shape with random weights, in a
+pool that holds one such sequence and hardly more: two take turns. Whoever comes in has the other's
+pages saved first, so loading is timed together with as much saving.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from statistics import median
+from time import perf_counter
+
+import torch
+
+from actors.engine.engine import Engine, build_engine
+from benchmarks.step_costs import BLOCK_SIZE, VOCABULARY, smol_shape
+from cluster.config import BatchingConfig, CacheConfig, ModelConfig
+from cluster.messages import Assignment, Lease, Reason, Request, Sampling, ShardRef, Stopping
+
+SHARD = ShardRef("s", "m", "s", "1")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    for name, took_ms in measure(options.tokens, options.rounds).items():
+        print(f"{name}: {took_ms:.1f} ms")
+
+
+def measure(tokens: int, rounds: int) -> dict[str, float]:
+    """Median milliseconds to the first token."""
+    engine, source = engine_for(tokens), random.Random(0)
+    taken: dict[str, list[float]] = {"computed": [], "loaded": [], "in the pool": []}
+    for _ in range(rounds):
+        one, other = (tuple(source.choices(range(VOCABULARY), k=tokens)) for _ in range(2))
+        taken["computed"] += [first_token_ms(engine, one), first_token_ms(engine, other)]
+        taken["loaded"] += [first_token_ms(engine, one), first_token_ms(engine, other)]
+        taken["in the pool"].append(first_token_ms(engine, other))
+    return {name: median(each) for name, each in taken.items()}
+
+
+def engine_for(tokens: int) -> Engine:
+    pages = -(-tokens // BLOCK_SIZE) + 2
+    model = ModelConfig(
+        max_model_len=tokens + BLOCK_SIZE,
+        cache=CacheConfig(block_size=BLOCK_SIZE, num_blocks=pages, host_gib=1.0),
+        batching=BatchingConfig(max_batch_tokens=tokens),
+    )
+    return build_engine(smol_shape(), model)
+
+
+def first_token_ms(engine: Engine, prompt: tuple[int, ...]) -> float:
+    request = Request("r", "m", "t", "P1", prompt, Sampling(temperature=0.0), Stopping(1))
+    engine.admit(Assignment(Lease("r", 1, SHARD, 0, Reason(0.0, ())), request, b""))
+    started = perf_counter()
+    while engine.has_work:
+        engine.step()
+    return 1000 * (perf_counter() - started)
+
+
+if __name__ == "__main__":
+    main()
