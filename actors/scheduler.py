@@ -30,6 +30,7 @@ from cluster.events import (
     Withdrawn,
 )
 from cluster.explanations import Explanation, Forecast
+from cluster.garbage import collect_seldom
 from cluster.messages import Decision, DecisionBatch, Lease, ShardRef, Submission
 from cluster.reports import ReportAck, ShardReport
 from cluster.scheduling import SchedulerBrain
@@ -100,6 +101,7 @@ class BatchScheduler:
         stamp: str = "",
         tether_s: float = math.inf,
     ) -> None:
+        collect_seldom()
         self._config = config
         self._epoch = epoch
         self._clock = clock

@@ -46,16 +46,17 @@ class Accounts:
         self.demand.granted(submission.model)
         self.prompt_tokens += submission.prompt_tokens
         self.cached_tokens += placement.cached_tokens
+        shard = placement.shard
         return Bill(
-            tenant=submission.tenant,
-            sla=submission.sla,
-            since=waiting.since,
-            uncached_tokens=uncached,
-            cached_tokens=placement.cached_tokens,
-            output_tokens=output,
-            pages=placement.shard.pages_of(submission.prompt_tokens + output),
-            alone_s=uncached / (placement.shard.speed.per_second or math.inf),
-            door=submission.door,
+            submission.tenant,
+            submission.sla,
+            waiting.since,
+            uncached,
+            placement.cached_tokens,
+            output,
+            shard.pages_of(submission.prompt_tokens + output),
+            uncached / (shard.speed.per_second or math.inf),
+            submission.door,
         )
 
     def moved(self, entry: LeaseEntry, state: LeaseState, now: float) -> None:

@@ -18,6 +18,7 @@ from cluster.explanations import Forecast
 from cluster.gathering import Gathering
 from cluster.granting import Granting
 from cluster.lanes import Waiting
+from cluster.loads import ModelShards
 from cluster.messages import Decision, Lease, Refusal, RefusalKind, Submission
 from cluster.prefixes import Match
 from cluster.scheduling_config import SchedulingConfig
@@ -33,7 +34,8 @@ class Dispatch:
     """
 
     def __init__(self, config: SchedulingConfig, epoch: int, books: Books) -> None:
-        self._config = config
+        self._default_class = config.default_class
+        self._short_first_s = config.short_first_s
         self._books = books
         self._classes = {sla.name: sla for sla in config.classes}
         self.expiries = Expiries(books.queues)
@@ -45,28 +47,32 @@ class Dispatch:
     def receive(self, submission: Submission, now: float) -> Decision | None:
         """A lease, a refusal where it may not even wait, or None: it waits now."""
         match = self._books.index.match(submission.page_hashes)
-        waiting = self._arrival(submission, match, now)
-        return self.objection(waiting, now) or self._take_in(waiting, match, now)
+        shards = self._books.leases.serving(submission.model)
+        waiting = self._arrival(submission, shards, match, now)
+        return self.objection(waiting, shards, now) or self._take_in(waiting, shards, match, now)
 
-    def _arrival(self, submission: Submission, match: Match, now: float) -> Waiting:
+    def _arrival(
+        self, submission: Submission, shards: ModelShards, match: Match, now: float
+    ) -> Waiting:
         """A class that the configuration does not know is the default one."""
         if submission.sla not in self._classes:
-            submission = replace(submission, sla=self._config.default_class)
-        before = self._books.queues.get(submission.request_id)
+            submission = replace(submission, sla=self._default_class)
+        before, prompt = self._books.queues.get(submission.request_id), submission.prompt_tokens
         since = now if before is None else before.since
         sla = self._classes[submission.sla]
         deadline_at = math.inf if submission.deadline_s is None else now + submission.deadline_s
         if before is not None:
             deadline_at = min(deadline_at, before.deadline_at)
-        cached = match.depth * self._books.leases.serving(submission.model).block_size
-        stood_back_s = self._config.short_first_s * (submission.prompt_tokens - cached)
+        stood_back_s = self._short_first_s * (prompt - match.depth * shards.block_size)
         due = min(deadline_at, since + (sla.ttft_s or sla.aging_s) + stood_back_s)
         expires_at = min(deadline_at, since + sla.queue_timeout_s)
-        tokens = submission.prompt_tokens + self._books.tenants.expected_output(submission)
+        tokens = prompt + self._books.tenants.expected_output(submission)
         number = self._books.queues.number(submission)
         return Waiting(submission, since, deadline_at, due, expires_at, tokens, number)
 
-    def _take_in(self, waiting: Waiting, match: Match, now: float) -> Decision | None:
+    def _take_in(
+        self, waiting: Waiting, shards: ModelShards, match: Match, now: float
+    ) -> Decision | None:
         submission, queues = waiting.submission, self._books.queues
         others_wait = queues.depth(submission.model) > 0
         if queues.get(submission.request_id) is None:
@@ -77,8 +83,8 @@ class Dispatch:
         self._books.tenants.reserve(submission, now)  # of a lost lease all was given back
         gathers = self._gathering.arrive(submission.model, now)
         if not others_wait:
-            may_run = not gathers and self.granting.may_run(waiting, now)
-            lease = self.granting.grant(waiting, match, now) if may_run else None
+            may_run = not gathers and self.granting.may_run(waiting, shards, now)
+            lease = self.granting.grant(waiting, shards, match, now) if may_run else None
             if lease is not None:
                 return lease
             if queues.is_full(submission.sla) and not submission.goes_on:
@@ -109,12 +115,12 @@ class Dispatch:
         """When something is due by time alone: a deadline, a timeout, the end of a window."""
         return min(self._gathering.next_close(now), self.expiries.next_at)
 
-    def objection(self, waiting: Waiting, now: float) -> Refusal | None:
-        """Why it can no longer be served, if so; then it does not wait any more."""
-        model = waiting.submission.model
-        shards = self._books.leases.serving(model)
+    def objection(self, waiting: Waiting, shards: ModelShards, now: float) -> Refusal | None:
+        """Why `shards`, those of its model, can no longer serve it, if so; then it does not wait
+        any more.
+        """
         if not len(shards):
-            self.admission.missed(model, now)
+            self.admission.missed(waiting.submission.model, now)
         kind = self.admission.objection(waiting, shards, now)
         return None if kind is None else self._refuse(waiting.submission, kind, now)
 
@@ -131,7 +137,8 @@ class Dispatch:
 
     def _object_to(self, every: Iterable[Waiting], now: float) -> Iterator[Tell]:
         for waiting in every:
-            refusal = self.objection(waiting, now)
+            shards = self._books.leases.serving(waiting.submission.model)
+            refusal = self.objection(waiting, shards, now)
             if refusal is not None:
                 yield Tell(waiting.submission.router, refusal)
 
@@ -169,22 +176,23 @@ class Dispatch:
             yield tell
 
     def _serve_next(self, model: str, now: float) -> Tell | None:
-        below = len(self._classes)
+        below, shards = len(self._classes), self._books.leases.serving(model)
         for rank, waiting in self._books.queues.heads(model):
             submission = waiting.submission
-            if not self.granting.may_run(waiting, now):
+            if not self.granting.may_run(waiting, shards, now):
                 self._books.queues.waive(model, rank)
                 continue
             if rank >= below:
                 continue
             match = self._books.index.match(submission.page_hashes)
-            decision = self.objection(waiting, now) or self.granting.grant(waiting, match, now)
+            refusal = self.objection(waiting, shards, now)
+            decision = refusal or self.granting.grant(waiting, shards, match, now)
             if decision is not None:
                 if isinstance(decision, Lease):
                     self.admission.granted(waiting, now)
                 self._books.queues.remove(submission.request_id)
                 return Tell(submission.router, decision)
-            if self.granting.holds_up_others(waiting, match, now):
+            if self.granting.holds_up_others(waiting, shards, match, now):
                 return None
             below = rank
         return None
@@ -192,21 +200,23 @@ class Dispatch:
     def forecast(self, submission: Submission, now: float) -> Forecast:
         """What would become of it now; changes nothing."""
         match = self._books.index.match(submission.page_hashes)
-        waiting = self._arrival(submission, match, now)
+        shards = self._books.leases.serving(submission.model)
+        waiting = self._arrival(submission, shards, match, now)
         submission = waiting.submission
-        candidates = self.granting.candidates(submission, match)
-        runs = bool(candidates) and self.granting.may_run(waiting, now)
+        candidates = self.granting.candidates(submission, shards, match)
+        runs = bool(candidates) and self.granting.may_run(waiting, shards, now)
         return Forecast(
-            refusal=self._foreseen(waiting, runs, now),
+            refusal=self._foreseen(waiting, shards, runs, now),
             wait_s=self.admission.wait_s(submission),
             ahead_tokens=self._books.queues.ahead(submission),
             candidates=candidates,
         )
 
-    def _foreseen(self, waiting: Waiting, runs: bool, now: float) -> Refusal | None:
+    def _foreseen(
+        self, waiting: Waiting, shards: ModelShards, runs: bool, now: float
+    ) -> Refusal | None:
         """Why it would be refused, if so; `runs` says whether a shard would take it now."""
         submission = waiting.submission
-        shards = self._books.leases.serving(submission.model)
         kind = self.admission.objection(waiting, shards, now)
         if kind is None:
             refusal = self._unwelcome(waiting, now)

@@ -36,9 +36,19 @@ class FairClock:
         return max(self.now, self._finish.get(flow, 0.0))
 
     def charge(self, flow: str, start: float, tokens: float, weight: float) -> None:
-        """`flow`, which stood at `start`, is served `tokens`."""
-        self.now = max(self.now, start)
-        self._finish[flow] = max(start, self._finish.get(flow, 0.0)) + tokens / weight
+        """`flow`, which waited and stood at `start`, is served `tokens`."""
+        if start > self.now:
+            self.now = start
+        self._finish[flow] = max(start, self._finish.get(flow, start)) + tokens / weight
+        if len(self._finish) > self._forget_above:
+            self._forget()
+
+    def serve(self, flow: str, tokens: float, weight: float) -> None:
+        """The same for one that did not wait: it stood where it would have begun to."""
+        finish = self._finish.get(flow, 0.0)
+        if finish > self.now:
+            self.now = finish
+        self._finish[flow] = self.now + tokens / weight
         if len(self._finish) > self._forget_above:
             self._forget()
 
@@ -60,24 +70,23 @@ class OutputEstimate:
     even, and gets back what was too much when the output has ended.
     """
 
-    __slots__ = ("_deviation", "_mean", "_penalty", "_prior")
+    __slots__ = ("_deviation", "_expected", "_mean", "_penalty")
 
     def __init__(self, prior: float, penalty: float) -> None:
-        self._prior = prior
         self._penalty = penalty
         self._mean: float | None = None
         self._deviation = 0.0
+        self._expected = prior
 
     def observe(self, tokens: float) -> None:
         """An output ended after so many tokens."""
         if self._mean is None:
             self._mean, self._deviation = tokens, tokens / 2
-            return
-        self._deviation += (abs(tokens - self._mean) - self._deviation) * DEVIATION_GAIN
-        self._mean += (tokens - self._mean) * MEAN_GAIN
+        else:
+            self._deviation += (abs(tokens - self._mean) - self._deviation) * DEVIATION_GAIN
+            self._mean += (tokens - self._mean) * MEAN_GAIN
+        self._expected = self._mean + self._penalty * self._deviation
 
     def expect(self, at_most: int) -> int:
         """Tokens to charge in advance for an output of `at_most`."""
-        if self._mean is None:
-            return round(min(self._prior, at_most))
-        return round(min(self._mean + self._penalty * self._deviation, at_most))
+        return at_most if at_most <= self._expected else round(self._expected)

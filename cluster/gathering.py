@@ -13,18 +13,18 @@ class Gathering:
     """Whether who comes waits for others to come, model by model."""
 
     def __init__(self, config: SchedulingConfig, leases: LeaseBook) -> None:
-        self._config = config
+        self._min_s = config.gather_min_s
+        self._max_s = config.gather_max_s
         self._leases = leases
         self._windows: dict[str, GatheringWindow] = {}
 
     def arrive(self, model: str, now: float) -> bool:
         """A request came; whether it waits for others."""
-        if not self._config.gather_max_s:
+        if not self._max_s:
             return False
         window = self._windows.get(model)
         if window is None:
-            window = GatheringWindow(self._config.gather_min_s, self._config.gather_max_s)
-            self._windows[model] = window
+            window = self._windows[model] = GatheringWindow(self._min_s, self._max_s)
         window.arrive(self._leases.serving(model).wait_s(), now)
         return window.holds(now)
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from cluster.accounts import Accounts
 from cluster.books import Books
 from cluster.lanes import Waiting
+from cluster.loads import ModelShards
 from cluster.messages import Candidate, Lease, Reason, Submission
 from cluster.prefixes import Match
 from cluster.routing import Placer
@@ -26,10 +27,11 @@ class Granting:
         self._ranks = ranks_of(config.classes)
         self._placer = Placer(config.placement)
 
-    def grant(self, waiting: Waiting, match: Match, now: float) -> Lease | None:
-        """On the cheapest shard; None where none has room."""
+    def grant(
+        self, waiting: Waiting, shards: ModelShards, match: Match, now: float
+    ) -> Lease | None:
+        """On the cheapest of `shards`, those of its model; None where none has room."""
         submission = waiting.submission
-        shards = self._books.leases.serving(submission.model)
         rank = self._ranks[submission.sla]
         placement = self._placer.place(submission, shards, match, rank)
         if placement is None:
@@ -39,37 +41,38 @@ class Granting:
         bill = self._accounts.granted(waiting, placement, now)
         charged = bill.uncached_tokens + bill.output_tokens
         waited_s = now - waiting.since
-        reason = Reason(waited_s, placement.candidates, placement.explored, charged)
-        shard, cached = placement.shard.ref, placement.cached_tokens
+        shard, cached, load, candidates, explored = placement
+        reason = Reason(waited_s, candidates, explored, charged)
         tpot_s = self._classes[submission.sla].tpot_s
-        lease = Lease(submission.request_id, self._epoch, shard, cached, reason, rank, tpot_s)
-        self._books.leases.grant(lease, placement.load, bill, now)
+        lease = Lease(submission.request_id, self._epoch, shard.ref, cached, reason, rank, tpot_s)
+        self._books.leases.grant(lease, load, bill, now)
         self.park(submission.tenant)
         return lease
 
-    def candidates(self, submission: Submission, match: Match) -> tuple[Candidate, ...]:
+    def candidates(
+        self, submission: Submission, shards: ModelShards, match: Match
+    ) -> tuple[Candidate, ...]:
         """The shards it would have the choice of now, cheapest first; none where none has room."""
-        shards = self._books.leases.serving(submission.model)
         placement = self._placer.place(submission, shards, match, self._ranks[submission.sla])
         return placement.candidates if placement else ()
 
-    def may_run(self, waiting: Waiting, now: float) -> bool:
+    def may_run(self, waiting: Waiting, shards: ModelShards, now: float) -> bool:
         """Whether its class and its tenant may have another request on a shard; the aged of a class
         that has none there may take one of the places kept free for higher ones."""
         submission = waiting.submission
-        sla, shards = self._classes[submission.sla], self._books.leases.serving(submission.model)
-        has_place = shards.taken < sla.fill * shards.places
+        has_place = shards.taken < self._classes[submission.sla].fill * shards.places
         if not has_place and self._is_aged(waiting, now):
             has_place = not shards.taken_by[self._ranks[submission.sla]]
         return has_place and not self._at_limit(submission.tenant)
 
-    def holds_up_others(self, waiting: Waiting, match: Match, now: float) -> bool:
+    def holds_up_others(
+        self, waiting: Waiting, shards: ModelShards, match: Match, now: float
+    ) -> bool:
         """Whether who found no room is not to be overtaken: it has aged, and what stands in its way
         is not the prompts of its own class alone, which nobody's waiting would shorten."""
         submission = waiting.submission
         if not self._is_aged(waiting, now):
             return False
-        shards = self._books.leases.serving(submission.model)
         higher = max(self._ranks[submission.sla] - 1, 0)
         return self._placer.place(submission, shards, match, higher) is None
 

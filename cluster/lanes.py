@@ -102,10 +102,11 @@ class Lane:
 
     def charge(self, tenant: str, tokens: int) -> None:
         """`tenant` was served; what it still has waiting stands further back."""
-        flow = self._flows.get(tenant)
-        start = self._clock.start(tenant) if flow is None else flow.start
-        self._clock.charge(tenant, start, tokens, self._weight_of(tenant))
-        if flow is not None:
+        flow, weight = self._flows.get(tenant), self._weight_of(tenant)
+        if flow is None:
+            self._clock.serve(tenant, tokens, weight)
+        else:
+            self._clock.charge(tenant, flow.start, tokens, weight)
             self._leave(flow)
             flow.start = self._clock.start(tenant)
             self._take_turn(flow)

@@ -92,14 +92,14 @@ class LeaseBook:
         if state not in TRANSITIONS[entry.state]:
             raise IllegalTransition(f"lease {request_id}: {entry.state} to {state}")
         shard = self._shards[entry.lease.shard.shard]
-        self._shards.weigh(shard, entry, -1)
         self.unclaimed.remove(entry)
-        entry.state = state
         if state in OVER:
+            self._shards.weigh(shard, entry, -1)
             del self._entries[request_id], shard.leases[request_id]
             self._holdings.remove(entry.bill)
-        else:
-            self._shards.weigh(shard, entry, +1)
+        elif state is LeaseState.STARTED:
+            self._shards.computed(shard, entry)
+        entry.state = state
         if state is not LeaseState.CLAIMED:
             self._moved.append((entry, state))
 

@@ -21,11 +21,11 @@ ENDLESS = 1 << 62
 class ShardView(NamedTuple):
     """What a placement has to know of a shard, worked out once for each change of its load.
 
-    `outstanding` is the work in front of and beside a newcomer, in tokens; `price` what a prompt
-    token costs here; `places` and `pages` are what nobody has a lease on; `window` is how many
-    prompt tokens may still be leased ahead of what the shard computes, negative where too many are,
-    and `behind` those of them that each class goes before, the highest first. By the first three
-    fields views are in order of load.
+    `outstanding` is the work in front of and beside a newcomer, in tokens, and `told` the same as
+    leases tell of it, rounded; `price` what a prompt token costs here; `places` and `pages` are
+    what nobody has a lease on; `window` is how many prompt tokens may still be leased ahead of what
+    the shard computes, negative where too many are, and `behind` those of them that each class goes
+    before, the highest first. By the first three fields views are in order of load.
     """
 
     outstanding: float
@@ -36,11 +36,13 @@ class ShardView(NamedTuple):
     pages: int
     window: float
     behind: tuple[int, ...]
+    told: int
     book: ShardBook
 
     def takes_more(self, rank: int) -> bool:
         """Whether any newcomer of that class without a cached prefix could have room."""
-        return self.places > 0 and self.pages > 1 and self.window_of(rank) > 0
+        open_to_it = self.window > 0 or self.window_of(rank) > 0
+        return open_to_it and self.places > 0 and self.pages > 1
 
     def window_of(self, rank: int) -> float:
         """The window of a class: the prompts of those below it do not stand in its way."""
@@ -63,7 +65,10 @@ class ModelShards:
     """
 
     def __init__(self, config: PlacementConfig) -> None:
-        self._config = config
+        self._decode_tokens = config.decode_tokens
+        self._page_pressure = config.page_pressure
+        self._window_s = config.prefill_window_s
+        self._window_tokens = config.prefill_window_tokens
         self._shards: dict[str, ShardBook] = {}
         self._views: dict[str, ShardView] = {}
         self._by_load: dict[int, Order[ShardView]] = {}
@@ -98,8 +103,9 @@ class ModelShards:
     def changed(self, shard: ShardBook, places: int = 0, rank: int = 0) -> None:
         """Its load or its room is no longer what it was; so many more of its places are taken, by
         the class of that rank."""
-        self.taken += places
-        self.taken_by[rank] += places
+        if places:
+            self.taken += places
+            self.taken_by[rank] += places
         self._changed.add(shard.ref.shard)
 
     def among(self, names: Iterable[str]) -> list[ShardView]:
@@ -138,6 +144,8 @@ class ModelShards:
 
     def refresh(self) -> None:
         """Work out afresh what changed."""
+        if not self._changed:
+            return
         for name in self._changed:
             shard = self._shards.get(name)
             if shard is None:
@@ -158,18 +166,21 @@ class ModelShards:
         return None if view is None else view.room_key
 
     def _look(self, shard: ShardBook) -> ShardView:
+        capacity, sequences, prefill = shard.capacity, shard.sequences, shard.prefill_tokens
         unpromised, idle = shard.unpromised, not shard.leases
-        used = 1.0 - unpromised / shard.capacity.total_pages
-        places = ENDLESS if idle else shard.capacity.max_num_seqs - shard.sequences
+        used = 1.0 - unpromised / capacity.total_pages
+        places = ENDLESS if idle else capacity.max_num_seqs - sequences
+        outstanding = prefill + self._decode_tokens * sequences
         return ShardView(
-            shard.prefill_tokens + self._config.decode_tokens * shard.sequences,
+            outstanding,
             shard.last_grant,
             shard.ref.shard,
-            1.0 + self._config.page_pressure * used,
+            1.0 + self._page_pressure * used,
             0 if shard.leaving else places,
             ENDLESS if idle else unpromised,
-            self.lookahead(shard) - shard.prefill_tokens,
-            _behind(shard.prefill_by_rank),
+            self.lookahead(shard) - prefill,
+            tuple(shard.prefill_behind),
+            round(outstanding),
             shard,
         )
 
@@ -179,9 +190,8 @@ class ModelShards:
         Enough to keep it busy until its report is answered, and no more: what waits here keeps
         its order by class and may still go elsewhere, what waits there does neither.
         """
-        least = self._config.prefill_window_tokens
-        speed = shard.speed.per_second
-        return least if speed is None else max(speed * self._config.prefill_window_s, least / 2)
+        least, speed = self._window_tokens, shard.speed.per_second
+        return least if speed is None else max(speed * self._window_s, least / 2)
 
     def _measure(self) -> None:
         shards = self._shards.values()
@@ -201,10 +211,3 @@ class ModelShards:
         taken = sum(shard.sequences for shard in self._shards.values())
         if not taken == self.taken == self.taken_by.total():
             raise LedgerBroken(f"loads: {self.taken} places kept as taken, {taken} counted")
-
-
-def _behind(by_rank: list[int]) -> tuple[int, ...]:
-    """For each class, the sum of those below it."""
-    if len(by_rank) < 2:
-        return ()
-    return tuple([sum(by_rank[rank + 1 :]) for rank in range(len(by_rank) - 1)])

@@ -100,6 +100,11 @@ class Submission:
     door: str = ""
     wakes: bool = False
 
+    @property
+    def longest(self) -> int:
+        """The most tokens, prompt and output, that one of its choices can come to have."""
+        return self.prompt_tokens + self.max_tokens
+
 
 @message
 class ShardRef:

@@ -30,15 +30,16 @@ class Order(Generic[K]):
 
     def sorted(self) -> list[K]:
         """All keys, the smallest first; to be read at once, and not to be changed."""
+        keys, ordered, key_of = self._keys, self._sorted, self._key_of
         for name in self._noted:
-            old, new = self._keys.pop(name, None), self._key_of(name)
+            old, new = keys.pop(name, None), key_of(name)
             if old is not None:
-                del self._sorted[bisect_left(self._sorted, old)]
+                del ordered[bisect_left(ordered, old)]
             if new is not None:
-                self._keys[name] = new
-                insort(self._sorted, new)
+                keys[name] = new
+                insort(ordered, new)
         self._noted.clear()
-        return self._sorted
+        return ordered
 
     def verify(self, names: Iterable[str]) -> None:
         """Raises LedgerBroken where the order is not that of the keys of `names`."""

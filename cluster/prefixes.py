@@ -29,12 +29,22 @@ class Match(NamedTuple):
 
     def pages_of(self, shard: str) -> int:
         """How many of the leading pages `shard` holds."""
-        bit = self.bits.get(shard)
-        if bit is not None:
-            for pages, holders in self.levels:
-                if holders >> bit & 1:
-                    return pages
-        return 0
+        return self.pages_of_each((shard,))[0]
+
+    def pages_of_each(self, shards: Sequence[str]) -> list[int]:
+        """How many of the leading pages each of `shards` holds."""
+        found = [0] * len(shards)
+        levels, bits = self.levels, self.bits
+        if levels:
+            for at, shard in enumerate(shards):
+                bit = bits.get(shard)
+                if bit is None:
+                    continue
+                for pages, holders in levels:
+                    if holders >> bit & 1:
+                        found[at] = pages
+                        break
+        return found
 
     def deepest(self, limit: int, turn: int, above: int = 0) -> list[str]:
         """Up to `limit` holders of more than `above` pages, those with most first.
@@ -49,19 +59,17 @@ class Match(NamedTuple):
                 break
             fresh = holders & ~seen
             seen |= holders
-            split = turn % (fresh.bit_length() or 1)
-            for part in (fresh >> split << split, fresh & ((1 << split) - 1)):
-                found += self._first_of(part, limit - len(found))
+            last = 0
+            if fresh.bit_count() > limit - len(found):
+                last = fresh & ((1 << turn % fresh.bit_length()) - 1)
+            for part in (fresh ^ last, last):
+                while part and len(found) < limit:
+                    lowest = part & -part
+                    found.append(self.names[lowest.bit_length() - 1])
+                    part ^= lowest
             if len(found) == limit:
                 break
         return found
-
-    def _first_of(self, holders: int, limit: int) -> Iterator[str]:
-        while holders and limit > 0:
-            lowest = holders & -holders
-            yield self.names[lowest.bit_length() - 1]
-            holders ^= lowest
-            limit -= 1
 
 
 NOTHING = Match((), {}, ())
@@ -107,8 +115,12 @@ class PrefixIndex:
         self._size -= len(held)
         held.update(pages)
         self._size += len(held)
+        before, after = 0, bit
         for page in reversed(pages):
-            self._holders[page] = self._holders.get(page, 0) | bit
+            holders = self._holders.get(page, 0)
+            if holders != before:
+                before, after = holders, holders | bit
+            self._holders[page] = after  # one object for all that the same shards hold
             self._holders.move_to_end(page)
         while self._size > self._max_pages:
             self._forget_oldest()

@@ -40,6 +40,7 @@ class FairQueues:
         self._classes = classes
         self._ranks = ranks_of(classes)
         self._bounds = [max_queued if c.max_queued is None else c.max_queued for c in classes]
+        self._weights = [sla.weight for sla in classes]
         self._weight_of = weight_of
         self._models: dict[str, ModelQueue] = {}
         self._waiting: dict[str, Waiting] = {}
@@ -137,19 +138,21 @@ class FairQueues:
 
     def charge(self, submission: Submission, tokens: int) -> None:
         """It is served; to be called before it is removed, if it waited."""
-        rank = self._ranks[submission.sla]
-        queue, sla = self._queue(submission.model), submission.sla
-        lane = queue.lanes[rank]
-        start = queue.starts[rank] if lane.depth else queue.clock.start(sla)
-        queue.clock.charge(sla, start, tokens, self._classes[rank].weight)
-        queue.starts[rank] = queue.clock.start(sla)
+        sla, queue = submission.sla, self._queue(submission.model)
+        rank, clock = self._ranks[sla], queue.clock
+        lane, weight = queue.lanes[rank], self._weights[rank]
+        if lane.depth:
+            clock.charge(sla, queue.starts[rank], tokens, weight)
+            queue.starts[rank] = clock.start(sla)
+        else:
+            clock.serve(sla, tokens, weight)
         lane.charge(submission.tenant, tokens)
 
     def correct(self, model: str, sla: str, tenant: str, tokens: int) -> None:
         """What was charged turned out to be so many tokens too few."""
         if sla in self._ranks and model in self._models:
             rank, queue = self._ranks[sla], self._models[model]
-            weight = self._classes[rank].weight
+            weight = self._weights[rank]
             queue.clock.correct(sla, tokens, weight)
             if queue.lanes[rank].depth:
                 queue.starts[rank] += tokens / weight

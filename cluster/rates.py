@@ -31,5 +31,6 @@ class BusyRate:
     @property
     def per_second(self) -> float | None:
         """None while nothing was measured, or for no more than an instant."""
-        measured = self._busy_s > INSTANT_S and self._tokens > 0
-        return self._tokens / self._busy_s if measured else None
+        if self._busy_s > INSTANT_S and self._tokens > 0:
+            return self._tokens / self._busy_s
+        return None

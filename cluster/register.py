@@ -52,6 +52,11 @@ class ShardRegister:
         places = sign * entry.load.sequences
         self._models[shard.ref.model].changed(shard, places, entry.lease.rank)
 
+    def computed(self, shard: ShardBook, entry: LeaseEntry) -> None:
+        """A lease there starts: what is left of its weight is its place."""
+        shard.computed(entry)
+        self._models[shard.ref.model].changed(shard)
+
     def changed(self, shard: ShardBook) -> None:
         """Its room is no longer what it was."""
         self._models[shard.ref.model].changed(shard)

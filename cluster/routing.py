@@ -28,9 +28,12 @@ Option = tuple[float, int, str, int, ShardView]
 
 
 class Wish(NamedTuple):
-    """A request, the classes above its own, and from how many tokens on a cached prefix counts."""
+    """What a request asks of a shard: its prompt, so many choices, and room for `longest` tokens;
+    the classes above its own, and from how many tokens on a cached prefix counts."""
 
-    submission: Submission
+    prompt: int
+    choices: int
+    longest: int
     rank: int
     worth: float
 
@@ -47,7 +50,7 @@ class Placement(NamedTuple):
 
 def could_hold(longest: int, submission: Submission) -> bool:
     """Whether a choice fits a shard of so many tokens when it is empty."""
-    return submission.prompt_tokens + submission.max_tokens <= longest
+    return submission.longest <= longest
 
 
 class Placer:
@@ -59,7 +62,10 @@ class Placer:
     """
 
     def __init__(self, config: PlacementConfig) -> None:
-        self._config = config
+        self._load_weight = config.load_weight
+        self._patience = config.patience
+        self._affinity = config.affinity_min_tokens
+        self._explore = config.explore
         self._turn = 1
 
     def place(
@@ -70,16 +76,22 @@ class Placer:
         """
         model.refresh()
         explores = self._explores()
-        worth = math.inf if explores else self._config.affinity_min_tokens
-        options = self._options(Wish(submission, rank, worth), model, match)
+        worth = math.inf if explores else self._affinity
+        prompt, choices = submission.prompt_tokens, submission.choices
+        wish = Wish(prompt, choices, submission.longest, rank, worth)
+        options = self._options(wish, model, match)
         if not options:
             return None
         options.sort()
         _, _, _, cached, view = options[0]
-        shard = view.book
-        uncached = submission.prompt_tokens - cached
-        load = Load(uncached, shard.pages_of(uncached) + submission.choices, submission.choices)
-        candidates = tuple([_candidate(*option) for option in options[:EXPLAINED]])
+        shard, uncached = view.book, prompt - cached
+        load = Load(uncached, shard.pages_of(uncached) + choices, choices)
+        candidates = tuple(
+            [
+                Candidate(name, cost, held, view.told, view.book.free_pages)
+                for cost, _, name, held, view in options[:EXPLAINED]
+            ]
+        )
         return Placement(shard, cached, load, candidates, explores)
 
     def next(self) -> None:
@@ -92,32 +104,33 @@ class Placer:
         The fractional parts of multiples of the golden ratio are spread more evenly than random
         numbers, and the same in each run.
         """
-        return self._turn * GOLDEN % 1.0 < self._config.explore
+        return self._turn * GOLDEN % 1.0 < self._explore
 
     def _options(self, wish: Wish, model: ModelShards, match: Match) -> list[Option]:
         """Those with room, of the least loaded and of the holders; else any that has room.
 
         Who holds no more than the one of the least loaded that holds most is not worth a look.
         """
-        least = model.least_loaded(LEAST_LOADED, wish.rank)
-        held = [(view, match.pages_of(view.name)) for view in least]
-        most = max([pages for _, pages in held], default=0)
+        views = model.least_loaded(LEAST_LOADED, wish.rank)
+        held = match.pages_of_each([view.name for view in views])
+        most = max(held) if held else 0
         if most < match.depth:
             holders = model.among(match.deepest(HOLDERS, self._turn, most))
-            held += [(view, match.pages_of(view.name)) for view in holders]
-        looked = [self._option(wish, view, pages) for view, pages in held]
-        return [option for option in looked if option] or self._any_with_room(wish, model, match)
+            views += holders
+            held += match.pages_of_each([view.name for view in holders])
+        return self._with_room(wish, views, held) or self._any_with_room(wish, model, match)
 
     def _any_with_room(self, wish: Wish, model: ModelShards, match: Match) -> list[Option]:
         """One with room, where none of those worth a look has any."""
-        for view in model.roomiest(wish.submission.choices, wish.rank):
-            option = self._option(wish, view, match.pages_of(view.name))
+        for view in model.roomiest(wish.choices, wish.rank):
+            option = self._with_room(wish, [view], [match.pages_of(view.name)])
             if option:
-                return [option]
+                return option
         return []
 
-    def _option(self, wish: Wish, view: ShardView, pages: int) -> Option | None:
-        """What the request takes until and beside its first output, in tokens to compute.
+    def _with_room(self, wish: Wish, views: list[ShardView], held: list[int]) -> list[Option]:
+        """Those of `views` that have room, and what the request takes there until and beside its
+        first output, in tokens to compute. `held` are the leading pages that each has cached.
 
             uncached prompt                         what this request adds
             + load_weight x (
@@ -130,35 +143,29 @@ class Placer:
         of one step, once a shard, while a template that every prompt begins with would gather all
         requests where it was first.
 
-        None without room: places for all choices, pages for the prompt and a first page of output
-        each, and a turn, which is less prompt leased of its class and those above than the window
-        and `patience` times its cached prefix: this request could be served elsewhere before, but
-        what it finds cached spares everybody's time.
+        Room are places for all choices, pages for the prompt and a first page of output each, and a
+        turn, which is less prompt leased of its class and those above than the window and
+        `patience` times its cached prefix: this request could be served elsewhere before, but what
+        it finds cached spares everybody's time.
         """
-        submission, rank, worth = wish
-        book, choices = view.book, submission.choices
-        cached = pages and cached_tokens(book, submission, pages)
-        uncached = submission.prompt_tokens - cached
-        if (
-            choices > view.places
-            or book.pages_of(uncached) + choices > view.pages
-            or view.window_of(rank) + self._config.patience * cached <= 0
-            or not could_hold(book.longest, submission)
-        ):
-            return None
-        counted = cached if cached >= worth else 0
-        cost = (
-            self._config.load_weight * view.outstanding
-            + (submission.prompt_tokens - counted) * view.price
-        )
-        return cost, view.last_grant, view.name, cached, view
+        prompt, choices, longest, rank, worth = wish
+        options: list[Option] = []
+        for view, pages in zip(views, held, strict=True):
+            outstanding, last_grant, name, price, places, free, window, _, _, book = view
+            cached = pages and cached_tokens(prompt, pages, book.capacity.block_size)
+            if (
+                choices <= places
+                and book.pages_of(prompt - cached) + choices <= free
+                and (window > 0 or view.window_of(rank) + self._patience * cached > 0)
+                and longest <= book.longest
+            ):
+                counted = cached if cached >= worth else 0
+                cost = self._load_weight * outstanding + (prompt - counted) * price
+                options.append((cost, last_grant, name, cached, view))
+        return options
 
 
-def cached_tokens(shard: ShardBook, submission: Submission, pages: int) -> int:
+def cached_tokens(prompt: int, pages: int, block_size: int) -> int:
     """The last prompt token is always computed, since the first output comes out of it."""
-    block_size = shard.capacity.block_size
-    return min(pages, (submission.prompt_tokens - 1) // block_size) * block_size
-
-
-def _candidate(cost: float, _grant: int, name: str, cached: int, view: ShardView) -> Candidate:
-    return Candidate(name, cost, cached, round(view.outstanding), view.book.free_pages)
+    cached = pages * block_size
+    return cached if cached < prompt else (prompt - 1) // block_size * block_size

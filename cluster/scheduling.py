@@ -90,7 +90,7 @@ class SchedulerBrain:
         book = self._books.leases.shard(shard)
         return frozenset(book.leases if book else ())
 
-    def _follow(self, event: Event, now: float) -> Iterator[Instruction]:
+    def _follow(self, event: Event, now: float) -> Iterable[Instruction]:
         match event:
             case Submitted(submission):
                 return self._submitted(submission, now)
@@ -109,17 +109,17 @@ class SchedulerBrain:
             case Ticked():
                 return self._ticked(now)
 
-    def _submitted(self, submission: Submission, now: float) -> Iterator[Instruction]:
+    def _submitted(self, submission: Submission, now: float) -> Iterable[Instruction]:
         """Decided at once wherever possible: room and nobody ahead, or no hope."""
         entry = self._books.leases.entry(submission.request_id)
         if entry is not None:
-            yield Tell(submission.router, entry.lease)
-            return
+            return (Tell(submission.router, entry.lease),)
         decision = self._dispatch.receive(submission, now)
         if decision is not None:
-            yield Tell(submission.router, decision)
-        elif self._dispatch.has_turn(submission, now):
-            yield from self._dispatch.pump(submission.model, now)
+            return (Tell(submission.router, decision),)
+        if self._dispatch.has_turn(submission, now):
+            return self._dispatch.pump(submission.model, now)
+        return ()
 
     def _withdraw(self, request_id: str, router: str, now: float) -> Iterator[Instruction]:
         """A lease that its shard holds already stays: the shard will report its end. A router that

@@ -92,8 +92,8 @@ class ShardBook:
     """What the scheduler knows of one life of a shard. Only `LeaseBook` writes to it.
 
     `free_pages` is the shard's own word as of report `number`; `promised_pages` and
-    `prefill_tokens` are of the leases it has not computed yet, and `prefill_by_rank` the same by
-    class, the highest first; `sequences` are of all its leases.
+    `prefill_tokens` are of the leases it has not computed yet, and `prefill_behind` those of them
+    that each class goes before, the highest first; `sequences` are of all its leases.
     `resync` says that the books doubt themselves and the next report has to be a full one.
     `last_grant` counts the book's grants, so that the smallest is the least recently used.
     `speed` is that of its prefill, by its own word.
@@ -110,7 +110,7 @@ class ShardBook:
     leaving: bool = False
     last_grant: int = 0
     prefill_tokens: int = 0
-    prefill_by_rank: list[int] = field(default_factory=list)
+    prefill_behind: list[int] = field(default_factory=list)
     promised_pages: int = 0
     sequences: int = 0
     speed: BusyRate = field(default_factory=BusyRate)
@@ -133,15 +133,23 @@ class ShardBook:
 
     def weigh(self, entry: LeaseEntry, sign: int) -> None:
         """Put the weight of a lease here on (+1), as what state it is in, or take it off (-1)."""
-        load, rank = entry.load, entry.lease.rank
-        self.sequences += sign * load.sequences
-        if entry.state is LeaseState.STARTED:
-            return
-        if rank >= len(self.prefill_by_rank):
-            self.prefill_by_rank += [0] * (rank + 1 - len(self.prefill_by_rank))
-        self.prefill_by_rank[rank] += sign * load.prefill_tokens
-        self.prefill_tokens += sign * load.prefill_tokens
-        self.promised_pages += sign * load.pages
+        self.sequences += sign * entry.load.sequences
+        if entry.state is not LeaseState.STARTED:
+            self._weigh_prompt(entry, sign)
+
+    def computed(self, entry: LeaseEntry) -> None:
+        """The prompt of a lease that did not start before weighs nothing any more."""
+        self._weigh_prompt(entry, -1)
+
+    def _weigh_prompt(self, entry: LeaseEntry, sign: int) -> None:
+        tokens, pages, _ = entry.load
+        self.prefill_tokens += sign * tokens
+        self.promised_pages += sign * pages
+        behind, rank = self.prefill_behind, entry.lease.rank
+        if rank > len(behind):
+            behind += [0] * (rank - len(behind))
+        for higher in range(rank):
+            behind[higher] += sign * tokens
 
     def pages_of(self, tokens: int) -> int:
         return -(-tokens // self.capacity.block_size)
@@ -149,12 +157,14 @@ class ShardBook:
     def verify(self) -> None:
         """Raises LedgerBroken where a sum kept along the way is not that of the leases."""
         entries = self.leases.values()
-        waiting = [entry.load for entry in entries if entry.state is not LeaseState.STARTED]
-        tokens = sum(load.prefill_tokens for load in waiting)
+        waiting = [entry for entry in entries if entry.state is not LeaseState.STARTED]
+        tokens = sum(entry.load.prefill_tokens for entry in waiting)
         self._same("sequences", self.sequences, sum(entry.load.sequences for entry in entries))
         self._same("tokens", self.prefill_tokens, tokens)
-        self._same("tokens of classes", sum(self.prefill_by_rank), tokens)
-        self._same("pages", self.promised_pages, sum(load.pages for load in waiting))
+        for rank, kept in enumerate(self.prefill_behind):
+            lower = [entry.load.prefill_tokens for entry in waiting if entry.lease.rank > rank]
+            self._same(f"tokens behind class {rank}", kept, sum(lower))
+        self._same("pages", self.promised_pages, sum(entry.load.pages for entry in waiting))
         self._same("over", 0, sum(entry.state in OVER for entry in entries))
         self._same("strangers", 0, sum(entry.lease.shard != self.ref for entry in entries))
 

@@ -96,6 +96,19 @@ class Tenant:
     refused: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The bounds of one tenant's configuration, which are asked for several times a request:
+    pydantic's fields are slower to read. `holds`: one bounds what it may have on shards."""
+
+    weight: float
+    tokens_per_window: int | None
+    burst_tokens: int
+    max_concurrency: int | None
+    max_pages: int | None
+    holds: bool
+
+
 class Reservation(NamedTuple):
     """Tokens set aside for one request until it is known what it needed; without a budget there is
     no `part` to take them from."""
@@ -124,35 +137,32 @@ class Tenants:
 
     def __init__(self, config: SchedulingConfig) -> None:
         self._config = config
-        self._limits = {tenant.name: tenant for tenant in config.tenants}
-        self._weights = {tenant.name: tenant.weight for tenant in config.tenants}
+        self._limits = {tenant.name: _limits(tenant) for tenant in config.tenants}
+        self._default = _limits(config.default_tenant)
+        self._unknown = self._estimate()
         self._tenants: dict[str, Tenant] = {}
         self._idle: OrderedDict[str, None] = OrderedDict()
         self._reserved: dict[str, Reservation] = {}
 
-    def limits(self, tenant: str) -> TenantConfig:
-        return self._limits.get(tenant, self._config.default_tenant)
+    def limits(self, tenant: str) -> Limits:
+        return self._limits.get(tenant, self._default)
 
     def weight_of(self, tenant: str) -> float:
-        return self._weights.get(tenant, self._config.default_tenant.weight)
+        return self._limits.get(tenant, self._default).weight
 
     def expected_output(self, submission: Submission) -> int:
         """Tokens to charge in advance for all its choices."""
         known = self._tenants.get(submission.tenant)
-        at_most = submission.max_tokens
-        expected = (
-            known.outputs.expect(at_most)
-            if known
-            else min(self._config.expected_output_tokens, at_most)
-        )
-        return round(expected) * submission.choices
+        outputs = known.outputs if known else self._unknown
+        return outputs.expect(submission.max_tokens) * submission.choices
 
     def objection(self, submission: Submission, burst: float, now: float) -> Exhausted | None:
         """Which budget has no room for it; `burst` is the share of the burst it may use."""
         limits = self.limits(submission.tenant)
+        if limits.tokens_per_window is None:
+            return None
         tenant = self._tenants.get(submission.tenant)
-        known = submission.request_id in self._reserved
-        if limits.tokens_per_window is None or tenant is None or known:
+        if tenant is None or submission.request_id in self._reserved:
             return None
         limit = limits.tokens_per_window + math.floor(limits.burst_tokens * burst)
         asked = most_tokens(submission)
@@ -171,8 +181,9 @@ class Tenants:
             return
         name, tokens = submission.tenant, most_tokens(submission)
         tenant = self._of(name)
+        if not tenant.in_hand:
+            del self._idle[name]
         tenant.in_hand += 1
-        self._idle.pop(name, None)
         part = tenant.window.spend(tokens, now) if self.limits(name).tokens_per_window else None
         self._reserved[submission.request_id] = Reservation(name, part, tokens)
 
@@ -217,16 +228,16 @@ class Tenants:
     def _of(self, name: str) -> Tenant:
         tenant = self._tenants.get(name)
         if tenant is None:
-            outputs = OutputEstimate(
-                self._config.expected_output_tokens, self._config.jitter_penalty
-            )
             window = SlidingWindow(self._config.budget_window_s)
-            tenant = self._tenants[name] = Tenant(window, outputs)
+            tenant = self._tenants[name] = Tenant(window, self._estimate())
             self._idle[name] = None
             self._forget()
         elif not tenant.in_hand:
             self._idle.move_to_end(name)
         return tenant
+
+    def _estimate(self) -> OutputEstimate:
+        return OutputEstimate(self._config.expected_output_tokens, self._config.jitter_penalty)
 
     def _forget(self) -> None:
         """Those that were heard of last the longest ago, where there are too many."""
@@ -255,6 +266,17 @@ class Tenants:
 def most_tokens(submission: Submission) -> int:
     """All that it could come to use: its prompt, and its whole output for each choice."""
     return submission.prompt_tokens + submission.max_tokens * submission.choices
+
+
+def _limits(tenant: TenantConfig) -> Limits:
+    return Limits(
+        tenant.weight,
+        tenant.tokens_per_window,
+        tenant.burst_tokens,
+        tenant.max_concurrency,
+        tenant.max_pages,
+        tenant.holds,
+    )
 
 
 def _usage(tenant: Tenant) -> Usage:

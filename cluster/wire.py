@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, TypeVar, dataclass_transform
 
 T = TypeVar("T")
@@ -11,7 +11,8 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True)
 def message(cls: type[T]) -> type[T]:
-    """A frozen dataclass with slots that is pickled as its class and the values of its fields.
+    """A frozen dataclass with slots that is quickly made, and pickled as its class and the values
+    of its fields.
 
     What `dataclass` itself gives such a class looks its fields up anew for each object, in Python.
     A batch of 16 tokens took 36 us to pickle and 37 to read that way, 16 and 17 this way.
@@ -22,5 +23,21 @@ def message(cls: type[T]) -> type[T]:
     def reduce(self: T) -> tuple[Callable[..., T], tuple[Any, ...]]:
         return made, tuple([getattr(self, name) for name in names])
 
+    made.__init__ = _initializer(made)  # type: ignore[method-assign]
     made.__reduce__ = reduce  # type: ignore[assignment, method-assign]
     return made
+
+
+def _initializer(made: type[Any]) -> Callable[..., None]:
+    """What writes the fields by their slots, each found once: `dataclass` writes by name, through
+    `object.__setattr__`, which takes twice as long. Made as `dataclass` makes it, out of source.
+    """
+    known: dict[str, Any] = {}
+    given, body = ["self"], []
+    for one in fields(made):
+        known |= {f"set_{one.name}": getattr(made, one.name).__set__, f"_{one.name}": one.default}
+        given.append(one.name if one.default is MISSING else f"{one.name}=_{one.name}")
+        body.append(f"set_{one.name}(self, {one.name})")
+    exec(f"def __init__({', '.join(given)}): {'; '.join(body)}", known)
+    initializer: Callable[..., None] = known["__init__"]
+    return initializer

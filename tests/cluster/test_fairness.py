@@ -87,3 +87,16 @@ def test_nobody_is_charged_more_than_was_asked_for() -> None:
     assert (estimate.expect(at_most=1000), estimate.expect(at_most=50)) == (128, 50)
     estimate.observe(500)
     assert estimate.expect(at_most=60) == 60
+
+
+@given(
+    served=st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 500)), max_size=30),
+)
+def test_who_did_not_wait_is_charged_from_where_it_would_have_begun(
+    served: list[tuple[str, int]],
+) -> None:
+    at_once, started = FairClock(), FairClock()
+    for flow, tokens in served:
+        at_once.serve(flow, tokens, weight=2.0)
+        started.charge(flow, started.start(flow), tokens, weight=2.0)
+        assert (at_once.now, at_once.start(flow)) == (started.now, started.start(flow))

@@ -205,7 +205,7 @@ def test_whoever_fits_anywhere_is_placed_where_it_fits(
     shards = [book(f"s{n}", **load) for n, load in enumerate(loads)]
     for number, shard in enumerate(shards):
         shard.leases["other"] = LEASED
-        shard.prefill_by_rank = [0] * (number % 3) + [shard.prefill_tokens]
+        shard.prefill_behind = [shard.prefill_tokens] * (number % 3)
     asked = asking(prompt_tokens=prompt, choices=choices)
     alone = [shard for shard in shards if placed(asked, shard, rank=rank) is not None]
     placement = placed(asked, *shards, rank=rank)
@@ -215,7 +215,7 @@ def test_whoever_fits_anywhere_is_placed_where_it_fits(
 
 def test_a_shard_with_room_for_batch_is_found_behind_those_that_have_room_for_chats_alone() -> None:
     chats_alone = [
-        book(f"c{n}", prefill_tokens=120, prefill_by_rank=[0, 0, 120], sequences=sequences)
+        book(f"c{n}", prefill_tokens=120, prefill_behind=[120, 120], sequences=sequences)
         for n, sequences in enumerate((1, 1, 1, 3))
     ]
     open_to_all = book("open", sequences=3, free_pages=40)
@@ -243,7 +243,7 @@ def test_the_orders_stay_sorted_as_loads_change(moves: list[tuple[int, dict[str,
         model.changed(shard, load["sequences"] - shard.sequences)
         for field, value in load.items():
             setattr(shard, field, value)
-        shard.prefill_by_rank = [0] * (number % 3) + [shard.prefill_tokens]
+        shard.prefill_behind = [shard.prefill_tokens] * (number % 3)
         model.refresh()
         for rank in range(number % 4):
             model.least_loaded(3, rank)
