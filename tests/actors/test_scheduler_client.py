@@ -197,6 +197,13 @@ async def test_closing_leaves_nobody_waiting(session: Session) -> None:
         await placing
 
 
+def lose_submission(scheduler: Any, request_id: str) -> None:
+    """Strike from the scheduler's books what waits there."""
+    brain = scheduler._brain
+    brain._books.queues.remove(request_id)
+    brain._dispatch.accounts.released(request_id, brain._now)
+
+
 async def test_what_scheduler_and_router_lost_of_each_others_requests_is_mended(
     session: Session,
 ) -> None:
@@ -205,7 +212,7 @@ async def test_what_scheduler_and_router_lost_of_each_others_requests_is_mended(
     await session.client.place(submission("a"))
     placing = await session.queue("b")
     # As if a submission had not come, and a withdrawal neither.
-    await session.scheduler.withdraw.remote(ROUTER, ("b",))
+    await session.scheduler.__ray_call__.remote(lose_submission, "b")
     await session.scheduler.submit.remote(ROUTER, (submission("nobody's"),))
 
     async def mended() -> bool:
