@@ -92,7 +92,7 @@ class ModelText:
 
         Raises InvalidRequest where the model has no chat template or its template refuses.
         """
-        if sum(len(message["content"]) + MESSAGE for message in messages) < LONG_TEXT:
+        if _work(messages) < LONG_TEXT:
             return self.render_now(messages)
         return await _encoding.run(self.render_now, messages)
 
@@ -115,7 +115,7 @@ class ModelText:
 
         Raises InvalidRequest where they cannot be told apart.
         """
-        if len(written) < LONG_TEXT:
+        if max(len(written), _work(messages)) < LONG_TEXT:  # a template may leave out much
             return self.encode_chat_now(messages, written)
         return await _encoding.run(self.encode_chat_now, messages, written)
 
@@ -192,6 +192,11 @@ class TextDecoder:
     def flush(self) -> str:
         """The replacement character for what never became whole."""
         return self._utf8.decode(b"", final=True)
+
+
+def _work(messages: Sequence[Mapping[str, str]]) -> int:
+    """What it takes to go through all that they hold, in characters to encode."""
+    return sum(MESSAGE + sum(map(len, message.values())) for message in messages)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from cluster.errors import InvalidRequest
-from deployments.controls import ControlTokens
+from deployments.controls import ControlTokens, Messages
 from deployments.text import LONG_TEXT, ModelText
 from tests.deployments.world import World
 
@@ -222,6 +223,30 @@ async def test_a_long_conversation_is_encoded_the_same(world: World) -> None:
     tokens = await world.text.encode_chat(messages, written)
     assert tokens == world.text.encode_chat_now(messages, written)
     assert controls(world.text, messages) == controls(world.text, said("x"))
+
+
+class Watched(ModelText):
+    """Remembers which threads worked."""
+
+    threads: set[int]
+
+    def render_now(self, messages: Messages) -> str:
+        self.threads.add(threading.get_ident())
+        return super().render_now(messages)
+
+    def encode_chat_now(self, messages: Messages, written: str) -> list[int]:
+        self.threads.add(threading.get_ident())
+        return super().encode_chat_now(messages, written)
+
+
+@pytest.mark.parametrize("field", ["content", "name"])
+async def test_what_the_template_leaves_out_does_not_hold_up_the_loop(field: str) -> None:
+    kind = byte_level("{% for m in messages %}<|start|>{% endfor %}", *MARKS)
+    text = Watched(kind, len(kind), frozenset())
+    text.threads = set()
+    messages = [{"role": "user", "content": "hi"} | {field: "<i" * LONG_TEXT}]
+    assert len(await text.encode_chat(messages, await text.render(messages))) == 1
+    assert threading.get_ident() not in text.threads
 
 
 async def test_over_the_wire_a_message_cannot_end_its_turn(world: World) -> None:
