@@ -22,15 +22,22 @@ Render = Callable[[Messages], str]
 
 
 class ControlTokens:
-    """Those of one tokenizer: the special ones, those that end an answer, and what else of its
-    added tokens the chat template writes. The last are `soft`: the model may say them, so what the
-    assistant said keeps them, and the template may read them.
+    """Those of one tokenizer: the special ones, those that end an answer, those that mark the turns
+    of `sample`, a plain conversation as the chat template renders it, and what else of its added
+    tokens the template writes. The last are `soft`: the model may say them, so what the assistant
+    said keeps them, and the template may read them.
     """
 
-    def __init__(self, backend: Tokenizer, ends: Collection[int], template: str) -> None:
+    def __init__(
+        self, backend: Tokenizer, ends: Collection[int], template: str, sample: str
+    ) -> None:
         added = backend.get_added_tokens_decoder()
+        contents = {one.content for one in added.values()}
         special = {one.content for id, one in added.items() if one.special or id in ends}
-        written = {one.content for one in added.values() if _is_word_of(template, one.content)}
+        special |= {
+            one for one in contents if _is_word_of(sample, one) and not _is_tag(one, contents)
+        }
+        written = {one for one in contents if _is_word_of(template, one)}
         names = sorted(special | written)
         self._names = {name: chr(PRIVATE + number) for number, name in enumerate(names)}
         self._soft = frozenset(written - special)
@@ -126,9 +133,16 @@ def _contents(message: Mapping[str, str]) -> dict[str, str]:
     return {field: text for field, text in message.items() if field != "role"}
 
 
-def _is_word_of(template: str, token: str) -> bool:
-    """Whether the template writes it as a marker: plain words and spaces in it mean nothing."""
-    return token in template and bool(token.strip()) and not token.isalnum()
+def _is_word_of(text: str, token: str) -> bool:
+    """Whether it stands there as a marker: plain words and spaces mean nothing."""
+    return token in text and bool(token.strip()) and not token.isalnum()
+
+
+def _is_tag(token: str, others: Collection[str]) -> bool:
+    """Whether it is one of a pair, as `<think>` and `</think>`: these stand within a turn, and some
+    templates write an empty pair into each answer."""
+    bare = token.replace("</", "<", 1)
+    return token.startswith("<") and {bare, bare.replace("<", "</", 1)} <= set(others)
 
 
 def _not_told_apart(part: str) -> InvalidRequest:
