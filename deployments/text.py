@@ -144,7 +144,7 @@ class ModelText:
 
     def encode_chat_now(self, messages: Sequence[Mapping[str, str]], written: str) -> list[int]:
         """As `encode_chat`, by the calling thread."""
-        if self._controls.are_in(messages):
+        if self._controls.are_in(messages, written):
             return self._controls.encode(messages, written, self.render_now)
         return self.encode_now(written)
 
