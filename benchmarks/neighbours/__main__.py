@@ -79,7 +79,8 @@ class Finding:
         """Whether nothing is beyond what is stated of it; `usual`: of what it is compared with.
         What cannot be said, because the clients were held up themselves, is not kept."""
         in_time = self.ratio(usual) <= stated.factor and self.freed_s <= stated.freed_s
-        return in_time and self.waits.failed <= stated.failed and self.waits.stalled_s <= STALL_S
+        stalled_s = max(self.waits.stalled_s, usual.stalled_s)
+        return in_time and self.waits.failed <= stated.failed and stalled_s <= STALL_S
 
 
 async def observe(server: Server, neighbour: Neighbour, seconds: float) -> Finding:
