@@ -116,7 +116,7 @@ def _haproxy() -> str:
     under that setting, and start itself for ever."""
     named = os.environ.pop(HAPROXY_PATH, None)
     try:
-        return get_haproxy_binary()
+        return str(get_haproxy_binary())
     finally:
         if named is not None:
             os.environ[HAPROXY_PATH] = named
