@@ -1,4 +1,5 @@
-"""Learns which doors are gone: Ray does not name their process any more, though requests wait."""
+"""Learns which doors are gone: Ray does not name their process any more, though they wait for
+leases, or have some that they have not used."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ def living_actors() -> frozenset[str]:
 
 
 class DoorWatch:
-    """Asks Ray, while there are doors whose requests wait, which of them live.
+    """Asks Ray, while there are doors that wait or have leases they have not used, which of them
+    live.
 
     `waiting` gives the names of those doors, `gone` is called with each that lives no more. A door
     is called as the actor that it is in.

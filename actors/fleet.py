@@ -45,10 +45,10 @@ class Fleet:
         self._config = config.fleet
         self._namespace = namespace
         self._timing = timing or timing_of(config.scheduling)
+        self._looked_at = time.monotonic() + self._timing.patience.ping_s  # adopting may take that
         self._wanted = {model.name: model.first_shards for model in config.models}
         self._members: dict[str, Member] = {}
         self._changed = asyncio.Event()
-        self._looked_at = time.monotonic()
         leave = Leave(config.fleet.drain_s, config.fleet.hand_over_s)
         self._keeper = Keeper(namespace, self._timing.patience, leave, self._hear, self._stands)
         cuts = config.fleet.manage_mig

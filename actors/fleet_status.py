@@ -22,7 +22,8 @@ class MemberStatus:
 
 @dataclass(frozen=True, slots=True)
 class FleetStatus:
-    """The fleet at one moment. `tick_age_s`: seconds since the loop last looked."""
+    """The fleet at one moment. `tick_age_s`: seconds since the loop last looked, or was due to look
+    for the first time."""
 
     wanted: Mapping[str, int]
     members: tuple[MemberStatus, ...]
@@ -38,5 +39,5 @@ def status_of(
             MemberStatus(m.name, m.model, m.state, now - m.since, m.losses, m.message)
             for m in members
         ),
-        tick_age_s=now - looked_at,
+        tick_age_s=max(0.0, now - looked_at),
     )

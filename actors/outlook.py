@@ -22,12 +22,15 @@ class Outlook:
     def __init__(self, look: Look) -> None:
         self._look = look
         self._forgotten: set[str] = set()
+        self._all_old = False
         self._looking = asyncio.Lock()
         self.topology = Topology(())
 
     async def renew(self) -> Topology:
         """With every node that is there, as it is known or else as it is seen now."""
         async with self._looking:
+            if self._all_old:
+                self._all_old, self.topology = False, Topology(())
             while True:
                 self._forgotten.clear()
                 seen = await self._look(self.topology)
@@ -41,4 +44,5 @@ class Outlook:
         self.topology = self.topology.without(nodes)
 
     def forget_all(self) -> None:
-        self.forget([node.name for node in self.topology.nodes])
+        """Whoever renews next sees all of them anew; who is looking now may go by what he sees."""
+        self._all_old = True

@@ -24,6 +24,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from actors.engine.loader import load_model
 from actors.models import ensure_model
+from benchmarks.report import markdown_row
 
 CPU = torch.device("cpu")
 
@@ -102,7 +103,7 @@ def main() -> None:
     }
     print(f"{folder.name}: {options.tokens} tokens of Python's reference, {len(text)} windows\n")
     for row in rows(predictions):
-        print(f"| {' | '.join(row)} |")
+        print(markdown_row(*row))
 
 
 def _options() -> argparse.Namespace:

@@ -26,6 +26,7 @@ import ray
 from actors.channel import Channels, TokenStream
 from actors.creation import MAX_CONCURRENCY
 from actors.doors import Doors
+from benchmarks.report import markdown_row
 from cluster.messages import (
     Assignment,
     DeltaBatch,
@@ -213,11 +214,12 @@ async def compare(streams: list[int], rounds: int, seconds: float) -> None:
     for _, (count, way) in product(range(rounds), cases):
         runs[count, way].append(await measure(shard, reader, way, count, seconds))
     print(f"step {STEP_S * 1e3:g} ms, {rounds} rounds of {seconds:g} s, median (least - most)")
-    print("| streams | way | tok/s | p50 ms | p99 ms | shard CPU % | door CPU % |")
-    print("|---|---|---|---|---|---|---|")
+    heads = ("streams", "way", "tok/s", "p50 ms", "p99 ms", "shard CPU %", "door CPU %")
+    print(markdown_row(*heads))
+    print(markdown_row(*["---"] * len(heads)))
     for (count, way), results in runs.items():
         fields = (spread(results, name) for name in Run.__slots__)
-        print(f"| {count} | {way} |", " | ".join(fields), "|", flush=True)
+        print(markdown_row(str(count), way, *fields), flush=True)
 
 
 def spread(results: list[Run], name: str) -> str:

@@ -25,6 +25,7 @@ import httpx
 import psutil
 
 from actors.models import default_cache
+from benchmarks.report import markdown_row
 
 MODES = {"default proxy": "0", "HAProxy": "1"}
 PROXIES = ("ray::ProxyActor", "haproxy")
@@ -46,10 +47,11 @@ def main() -> None:
     for _ in range(options.rounds):
         for mode in MODES:
             rounds[mode].append(_measure(mode, options))
-    print("| mode | proxy us/token | Gateway us/token | TTFT p50 ms |\n|---|---|---|---|")
+    print(markdown_row("mode", "proxy us/token", "Gateway us/token", "TTFT p50 ms"))
+    print(markdown_row(*["---"] * 4))
     for mode, figures in rounds.items():
         cells = (_spread([getattr(f, field) for f in figures]) for field in _FIELDS)
-        print(f"| {mode} | {' | '.join(cells)} |")
+        print(markdown_row(mode, *cells))
 
 
 _FIELDS = ("proxy_us", "gateway_us", "ttft_ms")

@@ -34,6 +34,7 @@ from benchmarks.client import Endpoint, drive, drive_paced
 from benchmarks.metrics import MS, Timeline, percentile
 from benchmarks.peers import read_setting, shoal
 from benchmarks.records import machine
+from benchmarks.report import markdown_row
 from benchmarks.servers import HttpServer, ServerFailed
 from benchmarks.workloads import Prompt, Words, Workload, words_of
 from cluster.scheduling_config import DEFAULT_CLASSES
@@ -138,9 +139,10 @@ def main() -> int:
     if options.json:
         content = {"machine": machine(), "systems": [asdict(one) for one in found]}
         options.json.write_text(json.dumps(content, indent=1) + "\n")
-    print(f"| {' | '.join(HEADS)} |\n|{'---|' * len(HEADS)}")
+    print(markdown_row(*HEADS))
+    print(markdown_row(*["---"] * len(HEADS)))
     for one in found:
-        print(f"| {' | '.join(one.cells)} |")
+        print(markdown_row(*one.cells))
     return 0
 
 

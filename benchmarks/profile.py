@@ -29,6 +29,7 @@ from actors.engine.loader import load_model, precision_name
 from actors.engine.runner import Forward
 from actors.models import default_cache, ensure_model
 from benchmarks.floor import Limits, Needs, measure_limits, needs_of
+from benchmarks.report import markdown_row
 from benchmarks.scopes import PARTS, STEP, scopes, seconds_by_part
 from cluster.config import ModelConfig
 from cluster.messages import Assignment, Lease, Reason, Request, Sampling, ShardRef, Stopping
@@ -161,7 +162,7 @@ def table(cases: list[Case], needs: Needs, limits: Limits) -> str:
         ["step over floor", *_times_over(cases, floors)],
         ["tokens/s", *(f"{case.tokens / case.step_s:.0f}" for case in cases)],
     ]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return "\n".join(markdown_row(*row) for row in rows)
 
 
 def case_floor(case: Case, needs: Needs, limits: Limits) -> tuple[float, float]:

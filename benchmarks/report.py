@@ -67,7 +67,7 @@ def _table(workload: str, records: Sequence[Record]) -> str:
     peers = [server for server in servers if server != OURS] if OURS in servers else []
     head = [workload, *servers, *(f"{OURS} / {peer}" for peer in peers)]
     rows = [_row(name, ran, servers, peers) for name in MEASURES]
-    lines = [_line(cells) for cells in (head, ["---"] * len(head), *rows)]
+    lines = [markdown_row(*cells) for cells in (head, ["---"] * len(head), *rows)]
     return "\n".join([*lines, *(_by_process(server, ran) for server in servers)])
 
 
@@ -112,5 +112,6 @@ def number(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 100 or value == 0 else f"{value:.3g}"
 
 
-def _line(cells: Iterable[str]) -> str:
+def markdown_row(*cells: str) -> str:
+    """One of a table. The second has to be of `---`."""
     return f"| {' | '.join(cells)} |"

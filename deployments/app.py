@@ -21,7 +21,8 @@ by default Serve would stop the old ones first."""
 
 LOOK_S = 1.0
 """Serve asks each replica so often whether it lives, and only so learns that one died. By default
-that is every ten seconds, and who needs the only Router would wait for that, then for the next."""
+that is every ten seconds, and who needs the only Router would wait for that, then for the next. One
+that says it is unwell, or nothing in half a minute, is replaced after three times in a row."""
 
 
 def build(args: dict[str, Any]) -> Application:

@@ -18,6 +18,9 @@ NO_EFFECT = "Accepted, without effect."
 MAX_PARTS = 4096
 """Messages of a chat, and parts of a message."""
 
+MAX_NAME = 256
+"""Characters of the name of who speaks."""
+
 
 class TextPart(Wire):
     """One part of a message's content."""
@@ -39,7 +42,7 @@ class ChatMessage(Wire):
             custom_error_message="Input should be a string or a list of text parts",
         ),
     ]
-    name: Text | None = None
+    name: Annotated[Text, Field(max_length=MAX_NAME)] | None = None
 
     def for_template(self) -> dict[str, str]:
         """The message as chat templates expect it; parts of the content become lines."""

@@ -39,6 +39,7 @@ class Router:
         self._name = context.replica_id.unique_id
         self._isolation = Isolation(config.models)
         self._models = frozenset(model.name for model in config.models)
+        self._stand_ins = frozenset(model.name for model in config.models if model.instead_of)
         self._sleepers = frozenset(model.name for model in config.models if model.may_sleep)
         self._namespace = context.app_name
         silence_s = config.scheduling.router_timeout_s * 2 / 3
@@ -91,7 +92,7 @@ class Router:
         shards are about."""
         stats = await self._scheduler.stats()
         unserved = self._models - {shard.model for shard in stats.shards}
-        asleep = tuple(sorted(unserved & self._sleepers))
+        asleep = tuple(sorted((unserved & self._sleepers) - self._stand_ins))
         missed = sorted(unserved - self._sleepers)
         if not missed:
             return Readiness(asleep=asleep)

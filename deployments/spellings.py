@@ -18,14 +18,15 @@ LAST = 0x10FFFD
 
 
 class Spellings:
-    """A set of such strings, none of them empty."""
+    """A set of such strings; empty ones spell nothing."""
 
     def __init__(self, strings: Iterable[str]) -> None:
-        self._sorted = sorted(set(strings))
+        self._sorted = sorted({*strings} - {""})
         self._strings = frozenset(self._sorted)
         self._lengths = sorted({len(one) for one in self._sorted}, reverse=True)
         firsts = sorted({one[0] for one in self._sorted})
         self._first = re.compile("|".join(map(self._beginning, firsts)) or r"(?!)")
+        self._any = re.compile("|".join(map(re.escape, firsts)) or r"(?!)")
         self._stand_ins = {first: chr(LAST - n) for n, first in enumerate(firsts)}
         self._opened = str.maketrans({seal: first for first, seal in self._stand_ins.items()})
 
@@ -35,21 +36,32 @@ class Spellings:
             one for first in self._first.finditer(text) for one in self._at(text, first.start())
         }
 
+    def first_in(self, text: str) -> bool:
+        """Whether the first character of one is there, whatever stands behind it."""
+        return self._any.search(text) is not None
+
+    def count(self, text: str) -> int:
+        """At how many places of `text` one begins."""
+        return sum(any(self._at(text, first.start())) for first in self._first.finditer(text))
+
     def are_in(self, text: str, spared: Collection[str] = ()) -> bool:
         """Whether there is one in `text` that is not `spared`, or one begins with its end."""
         return any(
             self._begins(text, first.start(), spared) for first in self._first.finditer(text)
         )
 
-    def seal(self, text: str, spared: Collection[str] = ()) -> str:
+    def seal(self, text: str, spared: Collection[str] = (), *, every: bool = False) -> str:
         """With all of them sealed but those `spared`; a beginning of one at the end as well, since
-        what comes behind might complete it."""
-        return self._first.sub(
-            lambda first: (
-                self._stand_ins[first[0]] if self._begins(text, first.start(), spared) else first[0]
-            ),
-            text,
-        )
+        what comes behind might complete it. `every`: and each character with which one could
+        begin, since what stands behind might go; spaces stay, which is what is trimmed.
+        """
+
+        def sealed(first: re.Match[str]) -> str:
+            alone = every and not first[0].isspace() and not any(self._at(text, first.start()))
+            begins = alone or self._begins(text, first.start(), spared)
+            return self._stand_ins[first[0]] if begins else first[0]
+
+        return (self._any if every else self._first).sub(sealed, text)
 
     def unseal(self, text: str) -> str:
         return text.translate(self._opened)

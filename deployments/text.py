@@ -8,6 +8,7 @@ costs the same for each token, and gives log probability entries their bytes.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,6 +29,11 @@ LONG_TEXT = 4096
 
 MESSAGE = 64
 """What a turn costs its template, in characters that would take as long to encode."""
+
+SAMPLE = tuple(
+    {"role": role, "content": "words"} for role in ("system", "user", "assistant", "user")
+)
+"""What shows how a template marks the turns; not all take one of the system."""
 
 _encoding = Aside("encoding", threads=2)
 
@@ -62,7 +68,8 @@ class ModelText:
         self._alphabet = byte_alphabet() if _is_byte_level(self._backend.decoder) else None
         self._bytes: dict[int, bytes] = {}
         self.reach = Reach.of(self._backend)
-        self._controls = ControlTokens(self._backend, eos_ids, str(tokenizer.chat_template or ""))
+        template = str(tokenizer.chat_template or "")
+        self._controls = ControlTokens(self._backend, eos_ids, template, self._sample())
 
     @classmethod
     def load(cls, folder: Path) -> ModelText:
@@ -92,22 +99,38 @@ class ModelText:
 
         Raises InvalidRequest where the model has no chat template or its template refuses.
         """
-        if sum(len(message["content"]) + MESSAGE for message in messages) < LONG_TEXT:
+        if _work(messages) < LONG_TEXT:
             return self.render_now(messages)
         return await _encoding.run(self.render_now, messages)
 
     def render_now(self, messages: Sequence[Mapping[str, str]]) -> str:
         """As `render`, by the calling thread."""
+        return self._render(messages, up_to_answer=True)
+
+    def _render(self, messages: Sequence[Mapping[str, str]], *, up_to_answer: bool) -> str:
         if self._tokenizer.chat_template is None:
             raise InvalidRequest("the model has no chat template; ask for a completion", "messages")
         try:
             rendered: str = self._tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True
+                list(messages), tokenize=False, add_generation_prompt=up_to_answer
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+        except (
+            jinja2.TemplateError,
+            TypeError,
+            ValueError,
+            LookupError,
+            AttributeError,
+        ) as error:
             reason = f"the model's chat template refuses the messages: {error}"
             raise InvalidRequest(reason, "messages") from None
         return rendered
+
+    def _sample(self) -> str:
+        """The most turns of `SAMPLE` that the chat template takes, rendered; else nothing."""
+        for start in range(2):
+            with contextlib.suppress(InvalidRequest):
+                return self._render(SAMPLE[start:], up_to_answer=False)
+        return ""
 
     async def encode_chat(self, messages: Sequence[Mapping[str, str]], written: str) -> list[int]:
         """Token ids of the conversation that was rendered as `written`. Control tokens are the
@@ -115,13 +138,13 @@ class ModelText:
 
         Raises InvalidRequest where they cannot be told apart.
         """
-        if len(written) < LONG_TEXT:
+        if max(len(written), _work(messages)) < LONG_TEXT:  # a template may leave out much
             return self.encode_chat_now(messages, written)
         return await _encoding.run(self.encode_chat_now, messages, written)
 
     def encode_chat_now(self, messages: Sequence[Mapping[str, str]], written: str) -> list[int]:
         """As `encode_chat`, by the calling thread."""
-        if self._controls.are_in(messages):
+        if self._controls.are_in(messages, written):
             return self._controls.encode(messages, written, self.render_now)
         return self.encode_now(written)
 
@@ -192,6 +215,11 @@ class TextDecoder:
     def flush(self) -> str:
         """The replacement character for what never became whole."""
         return self._utf8.decode(b"", final=True)
+
+
+def _work(messages: Sequence[Mapping[str, str]]) -> int:
+    """What it takes to go through all that they hold, in characters to encode."""
+    return sum(MESSAGE + sum(map(len, message.values())) for message in messages)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.status import Status
 
 AGAIN_S = 15.0
-"""To a log, a line in which only numbers have changed is worth telling again after so long."""
+"""To a log, a line in which only seconds have changed is worth telling again after so long."""
 
-NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")
+SECONDS = re.compile(r"[0-9]+(\.[0-9]+)? s\b")
 
 
 class Display:
@@ -61,7 +61,7 @@ class Display:
             self._told, self._told_at = line, self._clock()
 
     def _is_news(self, line: str) -> bool:
-        if NUMBER.sub("", line) != NUMBER.sub("", self._told):
+        if SECONDS.sub("", line) != SECONDS.sub("", self._told):
             return True
         return line != self._told and self._clock() - self._told_at >= AGAIN_S
 

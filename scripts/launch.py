@@ -31,6 +31,9 @@ from scripts.serve_config import ServeConfig, free_port
 POLL_S = 0.25
 STOP_POLL_S = 0.05
 SHUTDOWN_PATIENCE_S = 60.0
+HAPROXY_PATH = "RAY_SERVE_HAPROXY_BINARY_PATH"
+"""Serve's setting for what it starts as HAProxy."""
+
 FAILED = ("DEPLOY_FAILED", "UNHEALTHY")
 MOST_CONNECTIONS = 32_768
 OTHER_FILES = 512
@@ -81,8 +84,8 @@ def environment(config: ServeConfig, secrets: Secrets, temp_dir: Path) -> dict[s
     haproxy = temp_dir / "haproxy"
     ours = {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
-        "RAY_SERVE_HAPROXY_BINARY_PATH": str(ROOT / "scripts" / "haproxy"),
-        "SHOAL_HAPROXY": get_haproxy_binary(),
+        HAPROXY_PATH: str(ROOT / "scripts" / "haproxy"),
+        "SHOAL_HAPROXY": _haproxy(),
         "RAY_SERVE_HAPROXY_MAXCONN": str(_connections()),
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
         "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000",
@@ -106,6 +109,17 @@ def environment(config: ServeConfig, secrets: Secrets, temp_dir: Path) -> dict[s
         "PYTHONPATH": python_path(),
     }
     return {k: v for k, v in (ours | os.environ | fixed).items() if k != "RAY_AUTH_TOKEN"}
+
+
+def _haproxy() -> str:
+    """The real one. Where Serve's setting names our wrapper, it would be the answer to who asks
+    under that setting, and start itself for ever."""
+    named = os.environ.pop(HAPROXY_PATH, None)
+    try:
+        return str(get_haproxy_binary())
+    finally:
+        if named is not None:
+            os.environ[HAPROXY_PATH] = named
 
 
 def _connections() -> int:

@@ -30,6 +30,7 @@ from transformers import PreTrainedModel
 from actors.children import end_with_parent, python_path
 from actors.engine.attention import SCHEMA
 from actors.engine.loader import load_model, precision_name
+from actors.engine.quantized import ROUNDING
 from actors.engine.runner import Forward, PagedModel
 
 MOST_WEIGHTS = 2 * 2**30
@@ -115,7 +116,8 @@ def _program_path(folder: Path, dtype: str, programs: Path) -> Path:
     """
     files = sorted([folder / "config.json", *folder.glob("*.safetensors")])
     weights = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    versions = (torch.__version__, transformers.__version__, SCHEMA, sorted(OPTIONS.items()))
+    libraries = (torch.__version__, transformers.__version__)
+    versions = (*libraries, SCHEMA, ROUNDING, sorted(OPTIONS.items()))
     processor = (
         torch.backends.cpu.get_cpu_capability(),
         torch.cpu.get_capabilities(),

@@ -103,7 +103,8 @@ def resolve_dtype(dtype: str, config: Any, device: torch.device) -> torch.dtype:
     wanted = dtype_name(config.dtype or torch.float32) if as_saved else dtype
     allowed = supported_dtypes(device)
     if wanted not in allowed or (as_saved and wanted == INT8):  # integers without their scales
-        works = ", ".join(allowed) or "nothing; use a cpu or cuda device"
+        known = [name for name in allowed if name != wanted]
+        works = ", ".join(known) or "nothing; use a cpu or cuda device"
         origin = " (as saved)" if as_saved else ""
         raise ModelUnavailable(
             f"dtype {wanted}{origin} is not supported on {device}; works: {works}"

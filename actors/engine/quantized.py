@@ -24,6 +24,10 @@ from cluster.errors import UnsupportedModel
 LARGEST = 127
 """Of an eight-bit weight, by its absolute value: so that zero is in the middle."""
 
+ROUNDING = 1
+"""Counts the ways in which weights were rounded so far. Programs that are kept hold them, and are
+made anew where it is another: raise it with every change of what `quantize` makes of a weight."""
+
 STRIDE = 16
 """torch's product reads so many inputs at once, and does not look where the last one is."""
 

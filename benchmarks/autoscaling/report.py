@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from benchmarks.autoscaling.findings import WINDOW_S, Bounds, Findings, Targets, WarmUp, Window
+from benchmarks.report import markdown_row
 
 
 def lines(findings: Findings, targets: Targets, bounds: Bounds) -> list[str]:
     """Also what is not as promised, last."""
     return [
-        _row("from s", "requests/s", "tokens/s", "shards", "TTFT p95 s", "TPOT p95 ms", ""),
-        _row(*["---"] * 7),
-        *(_row(*_cells(findings, window)) for window in findings.windows),
+        markdown_row("from s", "requests/s", "tokens/s", "shards", "TTFT p95 s", "TPOT p95 ms", ""),
+        markdown_row(*["---"] * 7),
+        *(markdown_row(*_cells(findings, window)) for window in findings.windows),
         "",
         f"{findings.requests} requests, {len(findings.failed)} failed",
         f"targets: TTFT p95 {targets.ttft_s:g} s, TPOT p95 {1000 * targets.tpot_s:g} ms",
@@ -52,7 +53,3 @@ def _warm_up(one: WarmUp, bounds: Bounds) -> str:
         f"late from {one.from_s:.0f} s until {one.late_until_s:.0f} s, {served}:"
         f" {judged} a warm-up of {bounds.warm_up_s:g} s"
     )
-
-
-def _row(*cells: str) -> str:
-    return f"| {' | '.join(cells)} |"

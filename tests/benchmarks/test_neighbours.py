@@ -67,6 +67,11 @@ def test_a_wait_or_a_time_beyond_what_is_stated_or_that_cannot_be_told_is_not_ke
     assert not Finding(waits, freed_s).keeps(stated, USUAL)
 
 
+def test_what_is_compared_with_a_measure_that_was_held_up_is_not_kept() -> None:
+    stated = Neighbour("n", factor=3, freed_s=2)
+    assert not Finding(USUAL, freed_s=1).keeps(stated, Waits([0.1] * 100, stalled_s=5.0))
+
+
 def test_who_is_compared_with_another_is_measured_after_it() -> None:
     assert [one.name for one in with_compared(["slow_readers"])] == ["good_readers", "slow_readers"]
     assert with_compared([one.name for one in NEIGHBOURS]) == list(NEIGHBOURS)

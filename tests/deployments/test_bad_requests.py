@@ -90,6 +90,7 @@ WRONG_IN_CHAT: list[tuple[dict[str, Any], str]] = [
     ),
     ({"messages": [{"role": "system", "content": "a"}] * 2}, "messages"),
     ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": "a", "name": "n" * 257}]}, "messages[0].name"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens"),

@@ -162,6 +162,7 @@ CONFIG = {
             "instead_of": "m",
             "autoscaling": {"min_shards": 0, "max_shards": 1},
         },
+        {"name": "z", "source": "s", "autoscaling": {"min_shards": 0, "max_shards": 1}},
     ]
 }
 ACME = Submission("r", "forged", "m", "acme", "P1", 20, 10, 1, ())
@@ -204,9 +205,9 @@ async def test_requests_for_a_model_that_may_sleep_may_wake_it_and_others_do_not
 @pytest.mark.parametrize(
     ("living", "obstacles", "asleep"),
     [
-        ((), ("m has 1 shards wanted",), ("m-acme",)),
-        (("m",), (), ("m-acme",)),
-        (("m", "m-acme"), (), ()),
+        ((), ("m has 1 shards wanted",), ("z",)),
+        (("m",), (), ("z",)),
+        (("m", "z"), (), ()),
     ],
 )
 async def test_a_model_without_a_shard_is_an_obstacle_unless_it_may_sleep(

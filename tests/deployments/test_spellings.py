@@ -26,6 +26,27 @@ def test_nothing_behind_a_sealed_text_completes_one(text: str, more: str) -> Non
 
 
 @given(texts)
+def test_nothing_is_spelled_by_what_remains_of_a_text_with_every_beginning_sealed(
+    text: str,
+) -> None:
+    sealed = MARKS.seal(text, every=True)
+    assert not MARKS.first_in(sealed)
+    assert MARKS.unseal(sealed) == text
+
+
+def test_with_every_beginning_sealed_what_is_spared_stays() -> None:
+    assert MARKS.seal("[x][", spared={"[x]"}, every=True).startswith("[x]")
+
+
+def test_empty_ones_spell_nothing() -> None:
+    assert Spellings(["", "#"]).found("a#") == {"#"}
+
+
+def test_places_are_counted_not_what_begins_there() -> None:
+    assert MARKS.count("<|end|>! # <") == 2
+
+
+@given(texts)
 def test_where_there_is_none_nothing_is_sealed(text: str) -> None:
     assert (MARKS.seal(text) != text) == MARKS.are_in(text)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from actors.engine import compiled as compiled_steps
 from actors.engine.batch import build_batch
 from actors.engine.compiled import Wish, compile_model, load_program, program_wish
 from actors.engine.engine import build_engine
@@ -154,6 +155,17 @@ def test_the_program_of_another_precision_is_another_file(tmp_path: Path) -> Non
     wishes.append(program_wish(tmp_path, model, tmp_path))
     assert [wish and wish.dtype for wish in wishes] == ["bfloat16", "int8"]
     assert len({wish and wish.path for wish in wishes}) == 2
+
+
+def test_weights_that_are_rounded_otherwise_are_in_another_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").touch()
+    names = set()
+    for rounding in (1, 2):
+        monkeypatch.setattr(compiled_steps, "ROUNDING", rounding)
+        names.add(compiled_steps._program_path(tmp_path, "int8", tmp_path))
+    assert len(names) == 2
 
 
 def test_a_program_that_cannot_run_here_is_left_alone() -> None:

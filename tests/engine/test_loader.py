@@ -106,7 +106,10 @@ def test_a_precision_as_saved_is_refused_like_one_asked_for(folder: Path) -> Non
 
 def test_integers_as_saved_have_lost_their_scales_and_are_refused(folder: Path) -> None:
     rewrite_config(folder, dtype="int8")
-    assert "int8 (as saved) is not supported on cpu" in refusal(folder)
+    known = "works: float32, bfloat16, float16"
+    refused = refusal(folder)
+    assert f"int8 (as saved) is not supported on cpu; {known}" in refused
+    assert f"{known}, int8" not in refused
 
 
 def test_a_device_that_is_not_served_has_no_precision(saved: Path) -> None:

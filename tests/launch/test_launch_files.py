@@ -97,6 +97,20 @@ def test_a_worker_joins_the_head_with_its_labels_and_the_environment_of_all(
     } <= set(environment)
 
 
+def test_where_serve_is_set_to_our_haproxy_the_real_one_is_found(
+    bin_folder: Path, tmp_path: Path
+) -> None:
+    told = environment_of(
+        tmp_path / "shoal",
+        "start-worker.sh",
+        path=str(bin_folder),
+        SHOAL_API_KEYS="k",
+        RAY_AUTH_TOKEN="t",
+        RAY_SERVE_HAPROXY_BINARY_PATH=str(ROOT / "scripts" / "haproxy"),
+    )
+    assert f"SHOAL_HAPROXY={get_haproxy_binary()}" in told.stdout.splitlines()
+
+
 @pytest.mark.parametrize("secret", ["SHOAL_API_KEYS", "RAY_AUTH_TOKEN"])
 def test_no_node_starts_without_its_secrets(secret: str, bin_folder: Path, tmp_path: Path) -> None:
     given = {"SHOAL_API_KEYS": "k", "RAY_AUTH_TOKEN": "t"}

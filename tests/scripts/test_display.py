@@ -49,6 +49,14 @@ def test_what_changes_is_told_at_once(watch: Watch, capsys: pytest.CaptureFixtur
     assert len(printed(capsys)) == 4
 
 
+def test_another_shard_is_news(watch: Watch, capsys: pytest.CaptureFixture[str]) -> None:
+    with Display(watch) as display:
+        display.stage("Shards")
+        for shard in range(2):
+            display.tell(f"m/shard-{shard} is loading for 0 s")
+    assert len(printed(capsys)) == 3
+
+
 def test_what_stays_as_it_is_is_told_once(watch: Watch, capsys: pytest.CaptureFixture[str]) -> None:
     with Display(watch) as display:
         display.stage("Ray")
