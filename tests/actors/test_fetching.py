@@ -22,15 +22,14 @@ PROMPT = list(range(3, 40))
 
 
 class Source:
-    """The actor of a shard, as far as an intake calls it; where it `hangs`, it never answers."""
+    """A shard that is asked for pages; where it `hangs`, it never answers."""
 
     def __init__(self, engine: Engine, hangs: bool = False) -> None:
         self.asked: list[PageHash] = []
-        self.pages = self
         self._engine = engine
         self._hangs = hangs
 
-    async def remote(self, layout: Layout, names: tuple[PageHash, ...]) -> Parcel:
+    async def pages(self, layout: Layout, names: tuple[PageHash, ...]) -> Parcel:
         self.asked += names
         if self._hangs:
             await asyncio.Event().wait()
@@ -73,7 +72,7 @@ async def test_pages_that_several_requests_share_are_asked_for_once(
 ) -> None:
     shard, wanted = Source(source), [asked("one"), asked("two"), asked("three")]
     intake._on_their_way = asyncio.Semaphore(1)
-    await asyncio.gather(*(intake._fetch_from(shard, one) for one in wanted))
+    await asyncio.gather(*(intake._fetch_from(shard.pages, one) for one in wanted))
     assert shard.asked == list(wanted_pages(wanted[0], BLOCK))
     assert intake.stats().pages_received == len(shard.asked)
 
@@ -82,10 +81,10 @@ async def test_a_link_that_hangs_is_tried_once(intake: Intake, source: Engine) -
     shard, wanted = Source(source, hangs=True), asked("one")
     intake._worth.prefilled(10**6, 1.0)
     with pytest.raises(TimeoutError):
-        await intake._fetch_from(shard, wanted)
+        await intake._fetch_from(shard.pages, wanted)
     assert shard.asked
     shard.asked.clear()
-    await intake._fetch_from(shard, wanted)
+    await intake._fetch_from(shard.pages, wanted)
     assert not shard.asked
 
 
@@ -94,7 +93,7 @@ async def test_however_fast_it_computes_it_fetches_once_to_measure(
 ) -> None:
     shard = Source(source)
     intake._worth.prefilled(10**9, 1.0)
-    await intake._fetch_from(shard, asked("one"))
+    await intake._fetch_from(shard.pages, asked("one"))
     assert shard.asked
     now = asyncio.get_running_loop().time()
     assert not intake._worth.pays(10, PageSize(BLOCK, TRIAL_BYTES), now)

@@ -47,8 +47,8 @@ PAGE_BYTES = 4 * 2 * 2 * (8 + 8) * 4
 class Spoiling(KVShard):
     """One byte of each parcel changes on its way."""
 
-    async def pages(self, layout: Layout, hashes: tuple[PageHash, ...]) -> Parcel:
-        parcel = await super().pages(layout, hashes)
+    async def pages(self, incarnation: str, layout: Layout, hashes: tuple[PageHash, ...]) -> Parcel:
+        parcel = await super().pages(incarnation, layout, hashes)
         data = parcel.data.copy()
         data[1, 7] ^= 1
         return replace(parcel, data=data)
@@ -57,9 +57,9 @@ class Spoiling(KVShard):
 class Silent(KVShard):
     """It never answers who asks for pages."""
 
-    async def pages(self, layout: Layout, hashes: tuple[PageHash, ...]) -> Parcel:
+    async def pages(self, incarnation: str, layout: Layout, hashes: tuple[PageHash, ...]) -> Parcel:
         await asyncio.Event().wait()
-        return await super().pages(layout, hashes)
+        return await super().pages(incarnation, layout, hashes)
 
 
 @dataclass(frozen=True)
