@@ -20,6 +20,13 @@ from cluster.config import ModelConfig
 from cluster.hand_over import PageSize
 from cluster.messages import PageHash
 
+Given = tuple[tuple[PageHash, ...], NDArray[np.uint8]]
+"""Names of pages, and what they hold, a page a row."""
+
+OUT_OF_MEMORY = (RuntimeError, MemoryError)
+"""What torch and numpy raise. A device that is broken raises such an error again in the next step,
+which ends the shard; a transfer, which can be done without, does not."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -40,19 +47,20 @@ class PageTransfer:
         """Those of `hashes` that are not here, nor in host memory."""
         return tuple(one for one in hashes if not self._pool.reach((one,)))
 
-    def give(
-        self, layout: Layout, hashes: Sequence[PageHash]
-    ) -> tuple[tuple[PageHash, ...], NDArray[np.uint8]]:
+    def give(self, layout: Layout, hashes: Sequence[PageHash]) -> Given:
         """Those of `hashes` that are here or in host memory, as far as there is room to bring them
         back, and what they hold; none in another layout, nor where memory runs out."""
         found = self._within_room(hashes) if layout == self.layout else ()
+        try:
+            self._host.check_room(len(found))
+        except OUT_OF_MEMORY as error:  # before any book changes
+            return self._refuse(error)
         pages = self._pool.open(found)
         self._host.move(self._pool.drain_moves())
         try:
             return found, self._cache.read_pages(pages)
-        except RuntimeError as error:  # torch's, for want of memory
-            logger.warning("pages are not given away: %s", error)
-            return (), self._cache.read_pages(())
+        except OUT_OF_MEMORY as error:
+            return self._refuse(error)
         finally:
             self._pool.release(pages)
 
@@ -69,7 +77,8 @@ class PageTransfer:
         try:
             # To choose rows copies them.
             staged = self._cache.stage(data[new] if len(new) < len(data) else data)
-        except RuntimeError as error:  # torch's, for want of memory; before any book changes
+            self._host.check_room(len(new))
+        except OUT_OF_MEMORY as error:  # before any book changes
             logger.warning("pages that came are not kept: %s", error)
             return 0
         held = [page for one in chain for page in self._pool.match((one,))]
@@ -82,6 +91,10 @@ class PageTransfer:
             self._pool.seal(page, hashes[row])
         self._pool.release([*held, *fresh])
         return len(fresh)
+
+    def _refuse(self, error: Exception) -> Given:
+        logger.warning("pages are not given away: %s", error)
+        return (), np.empty((0, self.layout.size.nbytes), np.uint8)
 
     def _within_room(self, hashes: Sequence[PageHash]) -> tuple[PageHash, ...]:
         """Those that either tier has, from the first on; what nobody holds takes room."""

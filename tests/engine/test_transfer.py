@@ -288,9 +288,9 @@ def test_a_request_has_pages_to_be_fetched_when_it_holds_none_of_them() -> None:
     assert engine.with_pages() == {"runs", "waits"}
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError])
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
 def test_where_memory_runs_out_nothing_moves_and_the_books_balance(
-    engines: tuple[Engine, Engine], monkeypatch: pytest.MonkeyPatch, error: type[RuntimeError]
+    engines: tuple[Engine, Engine], monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
     def fails(*_: object) -> None:
         raise error("out of memory")
@@ -301,6 +301,11 @@ def test_where_memory_runs_out_nothing_moves_and_the_books_balance(
     with monkeypatch.context() as patch:
         patch.setattr(KVCache, "stage", fails)
         assert unpack(target, going_on, parcel) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(HostPages, "check_room", fails)
+        assert unpack(target, going_on, parcel) == 0
+        assert transfer(source).give(transfer(source).layout, chain)[0] == ()
+    with monkeypatch.context() as patch:
         patch.setattr(
             KVCache, "gather_bytes", lambda _, pages: fails() if pages else torch.empty(0)
         )
