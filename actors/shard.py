@@ -161,12 +161,12 @@ class KVShard:
 
     async def pages(self, incarnation: str, layout: Layout, hashes: tuple[PageHash, ...]) -> Parcel:
         """Those of these pages that are here; none in another layout, nor of another life."""
-        ours = incarnation == self._spec.ref.incarnation
+        ours = life == self._spec.ref.incarnation
         return await self._intake.give(layout, hashes if ours else ())
 
-    async def handed_over(self, incarnation: str, request_ids: tuple[str, ...]) -> None:
+    async def handed_over(self, life: str, request_ids: tuple[str, ...]) -> None:
         """Other shards have what they want of these requests, which were let go in that life."""
-        if incarnation == self._spec.ref.incarnation:
+        if life == self._spec.ref.incarnation:
             self._departure.farewell.settle(request_ids)
 
     async def drain(

@@ -48,7 +48,7 @@ class Spoiling(KVShard):
     """One byte of each parcel changes on its way."""
 
     async def pages(self, incarnation: str, layout: Layout, hashes: tuple[PageHash, ...]) -> Parcel:
-        parcel = await super().pages(incarnation, layout, hashes)
+        parcel = await super().pages(life, layout, hashes)
         data = parcel.data.copy()
         data[1, 7] ^= 1
         return replace(parcel, data=data)
@@ -59,7 +59,7 @@ class Silent(KVShard):
 
     async def pages(self, incarnation: str, layout: Layout, hashes: tuple[PageHash, ...]) -> Parcel:
         await asyncio.Event().wait()
-        return await super().pages(incarnation, layout, hashes)
+        return await super().pages(life, layout, hashes)
 
 
 @dataclass(frozen=True)
