@@ -159,10 +159,9 @@ class KVShard:
         """
         return await self._doors.poll(door, acknowledged, self._spec.timing.poll_wait_s)
 
-    async def pages(self, incarnation: str, layout: Layout, hashes: tuple[PageHash, ...]) -> Parcel:
+    async def pages(self, life: str, layout: Layout, hashes: tuple[PageHash, ...]) -> Parcel:
         """Those of these pages that are here; none in another layout, nor of another life."""
-        ours = life == self._spec.ref.incarnation
-        return await self._intake.give(layout, hashes if ours else ())
+        return await self._intake.give(layout, hashes if life == self._spec.ref.incarnation else ())
 
     async def handed_over(self, life: str, request_ids: tuple[str, ...]) -> None:
         """Other shards have what they want of these requests, which were let go in that life."""
@@ -175,8 +174,7 @@ class KVShard:
         """Take no more, finish what ends within `limit_s`, and let the rest go to other shards;
         returns once all doors know, and those shards have its pages or `hand_over_s` are over.
 
-        Asked again, it is the same leave. Where it is `stuck`, its step will never end, and who is
-        in it is told so, at once.
+        Asked again, it is the same leave. Where it is `stuck`, who is in its step is told so.
         """
         if stuck:
             await self._departure.break_off(self._books, self._engine.computing())

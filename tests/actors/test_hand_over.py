@@ -47,7 +47,7 @@ PAGE_BYTES = 4 * 2 * 2 * (8 + 8) * 4
 class Spoiling(KVShard):
     """One byte of each parcel changes on its way."""
 
-    async def pages(self, incarnation: str, layout: Layout, hashes: tuple[PageHash, ...]) -> Parcel:
+    async def pages(self, life: str, layout: Layout, hashes: tuple[PageHash, ...]) -> Parcel:
         parcel = await super().pages(life, layout, hashes)
         data = parcel.data.copy()
         data[1, 7] ^= 1
@@ -57,7 +57,7 @@ class Spoiling(KVShard):
 class Silent(KVShard):
     """It never answers who asks for pages."""
 
-    async def pages(self, incarnation: str, layout: Layout, hashes: tuple[PageHash, ...]) -> Parcel:
+    async def pages(self, life: str, layout: Layout, hashes: tuple[PageHash, ...]) -> Parcel:
         await asyncio.Event().wait()
         return await super().pages(life, layout, hashes)
 
