@@ -10,6 +10,7 @@ from actors.departure import Departure
 from actors.doors import Doors
 from actors.engine_thread import EngineThread
 from actors.hand_over import Intake
+from actors.shard import KVShard
 from actors.shard_spec import ShardSpec
 from cluster.config import ModelConfig
 from cluster.messages import ShardRef
@@ -61,3 +62,15 @@ async def test_the_leave_goes_on_when_who_asked_for_it_has_gone(
     assert not again.done()
     doors.leave(["r"])
     await again
+
+
+async def test_what_is_said_to_the_life_before_ends_no_farewell() -> None:
+    shard, left = KVShard(SPEC), asyncio.get_running_loop().create_future()
+    left.set_result(frozenset({"r"}))
+    over = asyncio.create_task(shard._departure.farewell.over(left, NEVER_S))
+    await shard.handed_over("the life before", ("r",))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not over.done()
+    await shard.handed_over(SPEC.ref.incarnation, ("r",))
+    await over
