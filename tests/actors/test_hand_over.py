@@ -23,6 +23,7 @@ from actors.shard_spec import ShardSpec
 from cluster.config import CacheConfig
 from cluster.errors import Drained, FaultError
 from cluster.failover import Transcript, attempt_id
+from cluster.hand_over import Worth
 from cluster.messages import Assignment, Lease, PageHash, Reason, Request, ShardRef
 from cluster.stats import ShardStats
 from tests.actors.living import (
@@ -102,22 +103,22 @@ async def start(kind: type[KVShard], folder: Path, index: int, **model: Any) -> 
 
 
 def computes_slowly(shard: Any) -> None:
-    """As far as it has measured: 20 tokens a second, so that it fetches whatever it can. And it
-    asks for few pages at once, so that a sequence takes several parcels."""
+    """As far as it has measured: 20 tokens a second, so that it fetches whatever it can, and no
+    link that hung. And it asks for few pages at once, so that a sequence takes several parcels."""
+    shard._intake._worth = Worth()
     shard._intake._worth.prefilled(4000, 200.0)
     hand_over.PARCEL_BYTES = 3 * PAGE_BYTES
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def living(folder: Path) -> Shard:
-    shard = await start(KVShard, folder, 0)
-    await shard.actor.__ray_call__.remote(computes_slowly)
-    return shard
+    return await start(KVShard, folder, 0)
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def target(living: Shard) -> AsyncIterator[Shard]:
     """The module's shard to which requests come; its books balance between two tests."""
+    await living.actor.__ray_call__.remote(computes_slowly)
     yield living
     await until(living.is_empty)
     await living.actor.verify.remote()
