@@ -162,7 +162,7 @@ class TokenChannel:
         except (RayError, TimeoutError) as error:
             kind, reason = ShardLost, f"{self._address.name} is lost"
             self.shunned_s = math.inf if isinstance(error, ActorDiedError) else self._timing.shun_s
-            logger.warning("%s: %s", reason, error or "it does not answer")
+            logger.warning("%s: %s", reason, str(error) or "it does not answer")
         finally:
             self.closed = True
             for request_id in tuple(self._streams):

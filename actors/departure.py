@@ -10,7 +10,7 @@ from actors.bookkeeping import Bookkeeping
 from actors.doors import Doors
 from actors.hand_over import Intake
 from actors.shard_spec import ShardSpec
-from cluster.errors import Displaced, Drained
+from cluster.errors import Displaced, Drained, StepFailed
 from cluster.failover import original_id
 
 
@@ -50,15 +50,32 @@ class Departure:
         self._intake = intake
         self.farewell = Farewell()
         self.begun = False
+        self._leaving: asyncio.Task[None] | None = None
 
-    async def finish(self, books: Bookkeeping | None, limit_s: float) -> None:
-        """Take no more, and wait `limit_s` seconds for what ends in time."""
+    async def leave(self, books: Bookkeeping | None, limit_s: float, hand_over_s: float) -> None:
+        """Take no more, wait `limit_s` seconds for what ends in time, and let the rest go. Who asks
+        again waits for what was begun the first time."""
+        self._begin(books)
+        if self._leaving is None:
+            self._leaving = asyncio.create_task(self._leave(books, limit_s, hand_over_s))
+        await asyncio.shield(self._leaving)
+
+    async def break_off(self, books: Bookkeeping | None, computing: Iterable[str]) -> None:
+        """Its step, with the requests `computing`, will never end. Nothing can be fetched."""
+        self._begin(books)
+        self._doors.fail(computing, StepFailed.__name__, f"{self._name} is stuck")
+        await self._let_go(books, 0.0)
+
+    def _begin(self, books: Bookkeeping | None) -> None:
         self.begun = True
         if books is not None:
             books.leave()
-        await self._doors.idle(limit_s)
 
-    async def let_go(self, books: Bookkeeping | None, hand_over_s: float) -> None:
+    async def _leave(self, books: Bookkeeping | None, limit_s: float, hand_over_s: float) -> None:
+        await self._doors.idle(limit_s)
+        await self._let_go(books, hand_over_s)
+
+    async def _let_go(self, books: Bookkeeping | None, hand_over_s: float) -> None:
         """All that is here goes on elsewhere. Wait until its doors know, and until its pages have
         been fetched, for which there are `hand_over_s` seconds."""
         clock = asyncio.get_running_loop().time

@@ -127,9 +127,10 @@ class Doors:
                     await self._left.wait()
 
     async def heard(self) -> None:
-        """Wait until every door has fetched and acknowledged all there was for it."""
-        for door in tuple(self._doors.values()):
-            while not door.outbox.is_empty:
+        """Wait until every door that is not gone has fetched and acknowledged all there was for
+        it."""
+        for name, door in tuple(self._doors.items()):
+            while name in self._doors and not door.outbox.is_empty:
                 door.fetched.clear()
                 await door.fetched.wait()
 
@@ -158,7 +159,10 @@ class Doors:
     def sweep(self, now: float) -> tuple[str, ...]:
         """Forget the doors that are gone; returns the requests that nobody waits for now."""
         gone = [name for name, door in self._doors.items() if self._is_gone(door, now)]
-        orphans = [one for name in gone for one in self._doors.pop(name).requests]
+        popped = [self._doors.pop(name) for name in gone]
+        for door in popped:
+            door.fetched.set()
+        orphans = [one for door in popped for one in door.requests]
         self.leave(orphans)
         self._gone.update(dict.fromkeys(gone))
         while len(self._gone) > REMEMBERED:

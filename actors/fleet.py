@@ -137,13 +137,9 @@ class Fleet:
 
     def _adopt(self, found: Found) -> None:
         """One that is mute counts as up to date, and as not begun, until it says what it is."""
-        name, now = found.name, time.monotonic()
-        stamp = self._shipyard.stamp(found.model)
-        self._members[name] = Member(
-            name, found.model, found.index, State.PENDING, now, stamp=stamp
-        )
+        self._enter(found.name, found.model, found.index, self._shipyard.stamp(found.model))
         self._meet(found)
-        self._keeper.begin(name, partial(self._take_over, found))
+        self._keeper.begin(found.name, partial(self._take_over, found))
 
     def _meet(self, found: Found) -> None:
         """Until one that is mute says which slice it has, it may have any."""
@@ -175,20 +171,20 @@ class Fleet:
         self._stands(name, identity)
 
     def _create(self, wish: Create) -> None:
-        now = time.monotonic()
         if wish.name in self._members:
             self._move(wish.name, Event.CREATED)
         else:
-            self._members[wish.name] = Member(
-                wish.name, wish.model, wish.index, State.PENDING, now, stamp=wish.stamp
-            )
+            self._enter(wish.name, wish.model, wish.index, wish.stamp)
         self._keeper.begin(wish.name, partial(self._build, wish))
+
+    def _enter(self, name: str, model: str | None, index: int, stamp: str) -> None:
+        now = time.monotonic()
+        self._members[name] = Member(name, model, index, State.PENDING, now, stamp=stamp)
 
     async def _build(self, wish: Create) -> Life:
         """A new life; or that of who bears the name already, where two owners overlap."""
         try:
-            tell = partial(self._hear, wish.name)
-            return await self._shipyard.build(wish, self._shards(), tell)
+            return await self._shipyard.build(wish, self._shards(), partial(self._hear, wish.name))
         except ActorAlreadyExistsError:
             address = ActorAddress(wish.name, self._namespace)
             found = await look_at(address, self._timing.patience.ping_s)

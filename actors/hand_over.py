@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from ray.exceptions import RayError
 
@@ -30,6 +31,9 @@ if TYPE_CHECKING:  # importing the engine imports torch, which the shard's owner
     from actors.engine.transfer import PageTransfer
 
 T = TypeVar("T")
+
+Ask = Callable[[Layout, tuple[PageHash, ...]], Awaitable[Parcel]]
+"""Asks the shard that leaves for these pages."""
 
 PARCEL_BYTES = 32 * 2**20
 """At most in one parcel, and so at once in a step's way: an engine keeps 2.4 GB in a second."""
@@ -73,8 +77,7 @@ class Intake:
 
     def let_go(self, request_ids: Iterable[str]) -> asyncio.Future[frozenset[str]]:
         """End these; the future tells all requests that had a page which is of use elsewhere."""
-        page = self._block_size
-        useful = self._engine.ask(lambda engine: _with_pages(engine, page))
+        useful = self._engine.ask(lambda engine: engine.with_pages())
         for request_id in request_ids:
             self.cancel(request_id, None)
         return asyncio.wrap_future(useful)
@@ -118,42 +121,55 @@ class Intake:
             async with asyncio.timeout(LONGEST_S):
                 shard = await ActorAddress(source.actor, self._namespace).look_up()
                 try:
-                    await self._fetch_from(shard, assignment)
+                    pages = partial(shard.pages.remote, source.incarnation)
+                    await self._fetch_from(pages, assignment)
                 finally:
-                    shard.handed_over.remote((request_id,))
+                    shard.handed_over.remote(source.incarnation, (request_id,))
         except (RayError, ShoalError, TimeoutError) as error:
-            why = error or "it took longer than to compute them"
+            why = str(error) or "it took longer than to compute them"
             logger.warning("pages of %s do not come from %s: %s", request_id, source.shard, why)
 
-    async def _fetch_from(self, shard: Any, assignment: Assignment) -> None:
+    async def _fetch_from(self, ask: Ask, assignment: Assignment) -> None:
         """Raises TimeoutError where the pages, all together, take too long."""
-        clock = asyncio.get_running_loop().time
         chain = wanted_pages(assignment, self._block_size)
         layout, lacking = await self._ask(lambda pages: (pages.layout, pages.lacking(chain)))
-        size, most = layout.size, max(1, PARCEL_BYTES // layout.size.nbytes)
-        async with asyncio.timeout(self._worth.patience_s(len(lacking), size)):
-            while self._worth.pays(len(lacking), size, clock()):
-                async with self._on_their_way:
-                    came = await self._fetch_parcel(shard, layout, chain, lacking[:most])
-                if came < len(lacking[:most]):
-                    break
-                lacking = lacking[most:]
+        async with asyncio.timeout(self._worth.patience_s(len(lacking), layout.size)):
+            while await self._fetch_parcel(ask, layout, chain):
+                pass
 
-    async def _fetch_parcel(
-        self, shard: Any, layout: Layout, chain: tuple[PageHash, ...], names: tuple[PageHash, ...]
-    ) -> int:
-        """How many of these pages came, were what they should be, and found room."""
+    async def _fetch_parcel(self, ask: Ask, layout: Layout, chain: tuple[PageHash, ...]) -> bool:
+        """The next pages of `chain`, where that pays; whether all these are here then.
+
+        What is lacking is asked when it is its turn, since others fetch, and compute, what this
+        request shares with theirs.
+        """
+        clock = asyncio.get_running_loop().time
+        async with self._on_their_way:
+            lacking = await self._ask(lambda pages: pages.lacking(chain))
+            if not self._worth.pays(len(lacking), layout.size, clock()):
+                return False
+            names = lacking[: self._worth.at_once(PARCEL_BYTES, layout.size, clock())]
+            parcel = await self._timed(ask, layout, names)
+            sound = await asyncio.to_thread(intact, parcel, layout)
+            hashes, data = parcel.hashes[:sound], parcel.data[:sound]
+            kept, absent = await self._ask(
+                lambda pages: (pages.take(chain, hashes, data), pages.lacking(names))
+            )
+        self._count(parcel, sound, kept)
+        return not absent
+
+    async def _timed(self, ask: Ask, layout: Layout, names: tuple[PageHash, ...]) -> Parcel:
+        """These pages, or those of them that are there, and how long it took noted."""
         clock = asyncio.get_running_loop().time
         began = clock()
-        parcel: Parcel = await shard.pages.remote(layout, names)
-        if not parcel.hashes:
-            return 0
-        self._worth.fetched(parcel.data.nbytes, clock() - began, clock())
-        sound = await asyncio.to_thread(intact, parcel, layout)
-        hashes, data = parcel.hashes[:sound], parcel.data[:sound]
-        kept = await self._ask(lambda pages: pages.take(chain, hashes, data))
-        self._count(parcel, sound, kept)
-        return kept
+        try:
+            parcel = await ask(layout, names)
+        except asyncio.CancelledError:  # mostly since they take too long
+            self._worth.gave_up(len(names) * layout.size.nbytes, clock() - began, clock())
+            raise
+        if parcel.hashes:
+            self._worth.fetched(parcel.data.nbytes, clock() - began, clock())
+        return parcel
 
     def _count(self, parcel: Parcel, sound: int, kept: int) -> None:
         refused, stats = len(parcel.hashes) - sound, self._stats
@@ -175,8 +191,3 @@ def _transfer(engine: Engine) -> PageTransfer:
     if engine.transfer is None:
         raise LedgerBroken("pages were asked of an engine that hands none over")
     return engine.transfer
-
-
-def _with_pages(engine: Engine, page: int) -> frozenset[str]:
-    """The requests of which a full page is computed."""
-    return frozenset(one.request_id for one in engine.held() if one.computed_tokens >= page)

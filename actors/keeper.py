@@ -14,7 +14,7 @@ from ray.exceptions import RayError
 from actors.adoption import look_at
 from actors.identity import Identity
 from actors.lifecycle import Event
-from actors.lives import AT_ONCE, Leave, Life, Patience, bury, hand_back, in_words, live
+from actors.lives import AT_ONCE, Leave, Life, Patience, bury, hand_back, in_words, leave_of, live
 from actors.naming import SCHEDULER, ActorAddress
 from actors.tasks import cancel_all, first_to_end
 
@@ -110,7 +110,8 @@ class Keeper:
             return
         if fault is not None:
             await self._say_gone(life)
-        await self._bury(life, fault, AT_ONCE if fault else self._leave)
+        leave = AT_ONCE if fault else leave_of(life, self._lives.values(), self._leave)
+        await self._bury(life, fault, leave)
 
     async def _oust(self, name: str) -> None:
         """A life that did not begin leaves nobody, unless somebody bears its name who could not be

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -80,6 +80,14 @@ class Leave:
 
 
 AT_ONCE = Leave()
+
+
+def leave_of(life: Life, others: Iterable[Life], leave: Leave) -> Leave:
+    """What a life has of `leave`: where no other shard of its model is loaded, nobody could fetch
+    anything within that time."""
+    model = life.shard and life.shard.model
+    heirs = (one for one in others if one.loaded and one.shard and one.shard.model == model)
+    return leave if any(heirs) else replace(leave, hand_over_s=0.0)
 
 
 async def hand_back(life: Life, fault: Exception | None, leave: Leave, patience: Patience) -> None:

@@ -29,7 +29,7 @@ from actors.tasks import on_loop
 from actors.tether import Tether
 from actors.threads import Threads
 from cluster.audit import Discrepancy
-from cluster.errors import Displaced, ShardLost, StaleLease, StepFailed
+from cluster.errors import Displaced, ShardLost, StaleLease
 from cluster.messages import Assignment, DeltaBatch, PageHash, RequestFailed
 from cluster.reports import ShardCapacity
 from cluster.stats import ShardStats
@@ -159,13 +159,14 @@ class KVShard:
         """
         return await self._doors.poll(door, acknowledged, self._spec.timing.poll_wait_s)
 
-    async def pages(self, layout: Layout, hashes: tuple[PageHash, ...]) -> Parcel:
-        """Those of these pages that are here; none in another layout."""
-        return await self._intake.give(layout, hashes)
+    async def pages(self, life: str, layout: Layout, hashes: tuple[PageHash, ...]) -> Parcel:
+        """Those of these pages that are here; none in another layout, nor of another life."""
+        return await self._intake.give(layout, hashes if life == self._spec.ref.incarnation else ())
 
-    async def handed_over(self, request_ids: tuple[str, ...]) -> None:
-        """Other shards have what they want of these requests, which were let go here."""
-        self._departure.farewell.settle(request_ids)
+    async def handed_over(self, life: str, request_ids: tuple[str, ...]) -> None:
+        """Other shards have what they want of these requests, which were let go in that life."""
+        if life == self._spec.ref.incarnation:
+            self._departure.farewell.settle(request_ids)
 
     async def drain(
         self, stuck: bool = False, limit_s: float = 0.0, hand_over_s: float = 0.0
@@ -173,13 +174,12 @@ class KVShard:
         """Take no more, finish what ends within `limit_s`, and let the rest go to other shards;
         returns once all doors know, and those shards have its pages or `hand_over_s` are over.
 
-        Where it is `stuck`, its step will never end, and who is in it is told so.
+        Asked again, it is the same leave. Where it is `stuck`, who is in its step is told so.
         """
-        await self._departure.finish(self._books, limit_s)
         if stuck:
-            why = f"{self._spec.ref.shard} is stuck"
-            self._doors.fail(self._engine.computing(), StepFailed.__name__, why)
-        await self._departure.let_go(self._books, 0.0 if stuck else hand_over_s)
+            await self._departure.break_off(self._books, self._engine.computing())
+        else:
+            await self._departure.leave(self._books, limit_s, hand_over_s)
         self._followers.dismiss()
 
     async def use_threads(self, count: int) -> None:

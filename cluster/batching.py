@@ -20,7 +20,7 @@ from cluster.harvest import Harvest
 from cluster.messages import Assignment, PageHash, TokenDelta
 from cluster.reports import NO_PREFILLING, HeldRequest, Prefilling
 from cluster.roster import Roster
-from cluster.sequences import track
+from cluster.sequences import Family, track
 from cluster.steps import StepPlan, StepResult
 from cluster.watermark import OFF, Watermark
 
@@ -136,12 +136,17 @@ class Batcher:
         deltas = self._harvest.enter(plan, result)
         self._unsettled.remove(unsettled)
         if took_s is not None:
-            self._time(unsettled[1], took_s)
+            self._time(*unsettled, took_s)
         return deltas
 
     def held(self) -> tuple[HeldRequest, ...]:
         """All requests that are here, oldest first."""
         return tuple(family.held() for family in self._roster.families.values())
+
+    def with_pages(self) -> frozenset[str]:
+        """Ids of the requests that have a page which can be found, whatever became of its owner."""
+        families = self._roster.families.items()
+        return frozenset(name for name, family in families if self._is_found(family))
 
     def computing(self) -> tuple[str, ...]:
         """Ids of the requests in steps that were planned and are not settled."""
@@ -174,8 +179,14 @@ class Batcher:
         """Raise LedgerBroken unless lines, states, block tables and the pool agree."""
         self._roster.verify()
 
-    def _time(self, draft: Draft, took_s: float) -> None:
-        """A step in which prompts were held back says nothing of how fast they can be computed."""
+    def _is_found(self, family: Family) -> bool:
+        return any(self._pool.reach(one.hashes[:1]) for one in family.members.values())
+
+    def _time(self, plan: StepPlan, draft: Draft, took_s: float) -> None:
+        """A step in which prompts were held back says nothing of how fast they can be computed,
+        and one that waited for pages from host memory says nothing at all."""
+        if plan.loads:
+            return
         self._drafter.learn(draft, took_s)
         if draft.prefill and not draft.held_back:
             self._prefilling += Prefilling(draft.prefill, took_s)

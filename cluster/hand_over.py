@@ -2,11 +2,12 @@
 
 Pages are named by their chained hashes, so what one shard has computed is exactly what another
 would. Fetching costs a round trip and the time that the bytes take; computing costs the time of a
-prefill. Both are measured where they are paid; until then they are guessed.
+prefill. Both are measured where they are paid. The first fetch over a link is made to measure it.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from cluster.blocks import page_hashes
@@ -20,12 +21,14 @@ FIRST_BYTES_PER_S = 5e8
 """What a link is taken to carry before anything came over it."""
 
 FIRST_TOKENS_PER_S = 1000.0
-"""How fast prompts are taken to be computed before one was: low, so that the first fetch, which
-measures, is made."""
+"""How fast prompts are taken to be computed before one was."""
+
+TRIAL_BYTES = 8 * 2**20
+"""At most in the first parcel over a link that was not measured: enough to tell how fast it is."""
 
 FORGET_S = 60.0
-"""A link measured longer ago is guessed again: whoever fetches nothing would never measure anew,
-and one bad moment would end all fetching."""
+"""A link measured longer ago is tried again: whoever fetches nothing would never measure anew, and
+one bad moment would end all fetching."""
 
 SHORTEST_S, LONGEST_S = 0.5, 10.0
 """Bounds of how long all that one request fetches may take."""
@@ -60,12 +63,13 @@ class PageSize:
 class Link:
     """What fetching takes: a straight line through what fetches took, seconds over bytes.
 
-    Weighted least squares. Each fetch makes those before it count for less by a fifth; two points
-    that were never measured make up the guess that it starts from, and keep the line defined.
+    Weighted least squares, neither trip nor slope below zero. Each fetch makes those before it
+    count for less by a fifth; two points that were never measured make up the guess that it starts
+    from, and keep the line defined.
     """
 
     _KEPT = 0.8
-    _GUESS = 0.01
+    _GUESS = 0.001
     _FAR = 64 * 2**20
 
     def __init__(self) -> None:
@@ -81,7 +85,8 @@ class Link:
         """How long it takes to fetch so many bytes; never less for more of them."""
         points, x, y, xx, xy = _plus(self._measured, self._guess)
         slope = max(0.0, (points * xy - x * y) / (points * xx - x * x))
-        return max(0.0, (y - slope * x) / points) + slope * nbytes
+        trip_s = (y - slope * x) / points
+        return trip_s + slope * nbytes if trip_s > 0 else xy / xx * nbytes
 
 
 _NONE: tuple[float, ...] = (0.0,) * 5
@@ -98,7 +103,8 @@ def _plus(
 
 
 class Worth:
-    """The rule: fetch where that is quicker than to compute. `now` is a reading of one clock, s.
+    """The rule: fetch where that is quicker than to compute, and where nobody knows. `now` is a
+    reading of one clock, s.
 
     What was fetched counts for less with each fetch, what was computed with the time that passes in
     computing.
@@ -107,22 +113,35 @@ class Worth:
     def __init__(self) -> None:
         self._link = Link()
         self._prefill = BusyRate()
-        self._fetched_at = 0.0
+        self._tried_at = -math.inf
 
     def fetched(self, nbytes: int, took_s: float, now: float) -> None:
         """So many bytes came in so many seconds, round trip included."""
         self._refresh(now)
-        self._fetched_at = now
+        self._tried_at = now
         self._link.record(nbytes, took_s)
+
+    def gave_up(self, nbytes: int, after_s: float, now: float) -> None:
+        """So many bytes had not come by then. Of a link that need not have brought them yet, that
+        says nothing."""
+        self._refresh(now)
+        if after_s > self._link.seconds(nbytes):
+            self.fetched(nbytes, after_s, now)
 
     def prefilled(self, tokens: int, seconds: float) -> None:
         """So many tokens of prompts were computed in so many seconds."""
         self._prefill.record(tokens, seconds)
 
     def pays(self, pages: int, size: PageSize, now: float) -> bool:
-        """Whether to fetch so many pages is quicker than to compute them."""
-        self._refresh(now)
+        """Whether to fetch so many pages is quicker than to compute them, or has to be tried."""
+        if not self._is_known(now):
+            return pages > 0
         return pages > 0 and self._link.seconds(pages * size.nbytes) < self._compute_s(pages, size)
+
+    def at_once(self, nbytes: int, size: PageSize, now: float) -> int:
+        """Pages in the next parcel, of `nbytes` at most: a trial is small."""
+        most = nbytes if self._is_known(now) else min(nbytes, TRIAL_BYTES)
+        return max(1, most // size.nbytes)
 
     def patience_s(self, pages: int, size: PageSize) -> float:
         """How long to wait for them: twice what computing takes, within bounds. By then it would
@@ -132,6 +151,9 @@ class Worth:
     def _compute_s(self, pages: int, size: PageSize) -> float:
         return pages * size.tokens / (self._prefill.per_second or FIRST_TOKENS_PER_S)
 
+    def _is_known(self, now: float) -> bool:
+        return now - self._tried_at <= FORGET_S
+
     def _refresh(self, now: float) -> None:
-        if now - self._fetched_at > FORGET_S:
+        if not self._is_known(now):
             self._link = Link()

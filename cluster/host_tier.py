@@ -13,7 +13,7 @@ Three rules make that order enough:
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from cluster.errors import LedgerBroken
 from cluster.messages import PageHash
@@ -68,12 +68,13 @@ class HostTier:
         self._saves[slot] = page
         return forgotten
 
-    def pin(self, contents: Iterable[PageHash]) -> None:
-        """Keep them whatever happens, until the moves are drained: they will be loaded.
+    def pin(self, contents: Sequence[PageHash]) -> None:
+        """Keep these of a prefix whatever happens, until the moves are drained: they will be
+        loaded. Its tail is forgotten first, since a page is of use only with all before it.
 
         Raises LedgerBroken where one is not here.
         """
-        for content in contents:
+        for content in reversed(contents):
             if content not in self._slots:
                 raise LedgerBroken(f"page {content.hex()} is to be loaded and is not kept")
             self._slots.move_to_end(content)

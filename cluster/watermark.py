@@ -3,8 +3,8 @@
 Above the high-water mark the newest sequence of the lowest class gives its pages back, one a step,
 so that what the last one brought is seen before the next is taken. It goes on once it fits below
 the low-water mark, its own pages counted. So from there to the next pause the pages in use must
-have grown by all that lies between the marks, and no sequence flaps. Who starts for the first time
-must fit below the high mark, or he would have somebody paused.
+have grown by all that lies between the marks, and who goes on by the mark does not flap. Who starts
+for the first time must fit below the high mark, or he would have somebody paused.
 
 All this only for the sake of who is above: of a higher class, and in front by place. A place is
 overtaken by so many later arrivals and no more (`sequences.OVERTAKERS`), so nobody is kept waiting

@@ -88,6 +88,17 @@ class _Flight:
     attempts: int = 0
     stream: TokenStream | None = None
     source: ShardRef | None = None
+    source_until: float = -math.inf
+
+    def let_go(self, by: ShardRef, until: float) -> None:
+        """The first that let it go has its pages, until then; those after it have hardly any."""
+        if self.source is None:
+            self.source, self.source_until = by, until
+
+    def source_at(self, now: float) -> ShardRef | None:
+        if now >= self.source_until:
+            self.source = None
+        return self.source
 
     def next_attempt(self, now: float) -> Request:
         """The request as it is asked for now. Each attempt has an id of its own: the scheduler
@@ -116,6 +127,7 @@ class Door:
         self._leases = leases
         self._channels = channels
         self._config = config.failover
+        self._hand_over_s = config.fleet.hand_over_s
         self._uniform = uniform
         self._block_size = {model.name: model.cache.block_size for model in config.models}
         self._trials = {model.name: asyncio.Lock() for model in config.models}
@@ -184,7 +196,8 @@ class Door:
                         yield delta
             except ShoalError as error:
                 if isinstance(error, Drained):
-                    flight.source = assignment.lease.shard
+                    until = asyncio.get_running_loop().time() + self._hand_over_s
+                    flight.let_go(assignment.lease.shard, until)
                 # The shard may not hold it, and would then never report its end.
                 self._leases.withdraw(request_id)
                 raise
@@ -199,7 +212,8 @@ class Door:
         flight.recovery.leased()
         emitted = flight.transcript.emitted() if flight.attempts > 1 else ()
         suspect = flight.recovery.is_suspect
-        return Assignment(lease, asked, salt, emitted, suspect, flight.source)
+        source = flight.source_at(asyncio.get_running_loop().time())
+        return Assignment(lease, asked, salt, emitted, suspect, source)
 
     async def _lease(self, submission: Submission) -> Lease:
         decision = await self._leases.place(submission)

@@ -118,6 +118,10 @@ class Engine:
         """All requests that are here, oldest first."""
         return self._batcher.held()
 
+    def with_pages(self) -> frozenset[str]:
+        """Ids of the requests of which a page could be given away now."""
+        return self._batcher.with_pages()
+
     def findable(self) -> tuple[PageHash, ...]:
         """Hashes of all pages a prompt could reuse now."""
         return self._pool.findable()

@@ -13,7 +13,14 @@ from actors.engine.families import check_family, longest_exact
 from actors.engine.gang import Gang
 from actors.engine.kv_cache import InPlace, KVCache, LayerShape, page_bytes, readable_in_place
 from actors.engine.loader import dtype_name
-from actors.engine.pool_size import free_bytes, host_slots, model_len, pool_blocks, within_pool
+from actors.engine.pool_size import (
+    accelerators,
+    free_bytes,
+    host_slots,
+    model_len,
+    pool_blocks,
+    within_pool,
+)
 from actors.engine.split import own_heads
 from cluster.config import ModelConfig
 from cluster.errors import ConfigError
@@ -58,6 +65,7 @@ def fit(loaded: PreTrainedModel, model: ModelConfig, gang: Gang | None = None) -
         cache.page_bytes,
         free_bytes(torch.device("cpu")),
         most=blocks if gang is None and loaded.device.type == "cuda" else 0,
+        sharers=accelerators(),
     )
     return Fitted(layers, cache, ShardCapacity(block_size, blocks, seats, longest), slots)
 

@@ -2,12 +2,15 @@
 
 Memory comes in segments, each when a first slot of it is written to: slots are given out from the
 first on, so an idle shard holds none. For a GPU they are pinned, a segment at a time, since pinning
-touches all memory at once, and torch rounds what it pins up to a power of two. Pages then move
-while the host goes on: all in the order of one stream, in which the step's computation stands, too.
+touches all memory at once, and torch rounds what it pins up to a power of two. The step that needs
+a new segment waits for the pinning. Copies are put into the one stream in which the step's
+computation stands, too: pinned ones do not hold the host up, but what is computed waits for them.
+Where no memory can be pinned, others are used, and the host waits as well.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
@@ -23,6 +26,8 @@ SEGMENT_BYTES = 2**26
 
 Move = TypeVar("Move", PageSave, PageLoad)
 
+logger = logging.getLogger(__name__)
+
 
 class HostPages:
     """Slots of one page of `cache` each, as many as are written to; whose they are is decided
@@ -33,6 +38,12 @@ class HostPages:
         self._cache = cache
         self._rows = max(1, SEGMENT_BYTES // cache.page_bytes)
         self._segments: dict[int, Tensor] = {}
+        self._pins = cache.device.type == "cuda"
+
+    def check_room(self, pages: int) -> None:
+        """Raises RuntimeError where the device has no memory for the buffer through which so many
+        pages move; torch keeps what it finds for them."""
+        self._buffer(min(pages, self._rows))
 
     def move(self, moves: Moves) -> None:
         """All that is due, where no step does it."""
@@ -52,9 +63,7 @@ class HostPages:
     def load(self, loads: Sequence[PageLoad]) -> None:
         """Copy slots that were saved to before to pages of the device, no two to the same."""
         for batch in self._batches(loads):
-            pages = torch.empty(
-                len(batch), self._cache.page_bytes, dtype=torch.uint8, device=self._cache.device
-            )
+            pages = self._buffer(len(batch))
             for page, one in zip(pages, batch, strict=True):
                 page.copy_(self._slot(one.slot), non_blocking=True)
             self._cache.scatter_bytes([one.page for one in batch], pages)
@@ -66,10 +75,19 @@ class HostPages:
     def _slot(self, slot: int) -> Tensor:
         number, row = divmod(slot, self._rows)
         if number not in self._segments:
-            self._segments[number] = torch.empty(
-                self._rows,
-                self._cache.page_bytes,
-                dtype=torch.uint8,
-                pin_memory=self._cache.device.type == "cuda",
-            )
+            self._segments[number] = self._segment()
         return self._segments[number][row]
+
+    def _segment(self) -> Tensor:
+        shape = self._rows, self._cache.page_bytes
+        if self._pins:
+            try:
+                return torch.empty(shape, dtype=torch.uint8, pin_memory=True)
+            except RuntimeError as error:  # the system may allow no more of it
+                logger.warning("host memory for pages is not pinned, which is slower: %s", error)
+                self._pins = False
+        return torch.empty(shape, dtype=torch.uint8)
+
+    def _buffer(self, pages: int) -> Tensor:
+        shape = pages, self._cache.page_bytes
+        return torch.empty(shape, dtype=torch.uint8, device=self._cache.device)

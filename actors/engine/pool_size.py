@@ -14,12 +14,14 @@ DEFAULT_FRACTION = {"cpu": 0.1, "cuda": 0.9}
 """Of the free memory: on a CPU the pool shares the machine with all else that runs there."""
 
 HOST_SHARE = 0.25
-"""Of the node's free memory, at most, where nobody said how much."""
+"""Of the node's free memory, at most, for the shards of all its accelerators together, where nobody
+said how much."""
 
 GIB = 2**30
 
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
+DRIVER = Path("/proc/driver/nvidia")
 
 
 def pool_blocks(
@@ -44,14 +46,17 @@ def pool_blocks(
     return blocks
 
 
-def host_slots(config: CacheConfig, page_bytes: int, free_bytes: float, most: int) -> int:
-    """Pages that host memory keeps: by `host_gib`, else within a share of the node's `free_bytes`.
+def host_slots(
+    config: CacheConfig, page_bytes: int, free_bytes: float, most: int, sharers: int = 1
+) -> int:
+    """Pages that host memory keeps: by `host_gib`, else within a share of the node's `free_bytes`,
+    of which each of `sharers` shards has its part.
 
     Where nobody said how much, no more than `most`. Raises ConfigError if less than a page fits
     what was asked for.
     """
     if config.host_gib is None:
-        slots = min(most, int(HOST_SHARE * free_bytes) // page_bytes)
+        slots = min(most, int(HOST_SHARE * free_bytes / sharers) // page_bytes)
         return slots if config.prefix_caching else 0
     slots = int(config.host_gib * GIB) // page_bytes
     if config.host_gib and not slots:
@@ -68,6 +73,18 @@ def free_bytes(device: torch.device) -> float:
     lines = (line.split() for line in MEMINFO.read_text().splitlines())
     free = next(int(line[1]) * 1024 for line in lines if line[0] == "MemAvailable:")
     return min(free, _left_by_cgroup())
+
+
+def accelerators(driver: Path = DRIVER) -> int:
+    """GPUs of the node, and MIG slices instead of those that are cut: as many shards may share it.
+
+    By the driver's files, since a process sees only the devices that are its own; where there are
+    none, those that it sees. At least 1.
+    """
+    gpus = len(list(driver.glob("gpus/*")))
+    slices = list(driver.glob("capabilities/gpu*/mig/gi*"))
+    whole = gpus - len({one.parent for one in slices})
+    return max(1, whole + len(slices) if gpus else torch.cuda.device_count())
 
 
 def _left_by_cgroup() -> float:

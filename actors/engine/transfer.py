@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 
@@ -18,6 +19,15 @@ from cluster.blocks import BlockPool
 from cluster.config import ModelConfig
 from cluster.hand_over import PageSize
 from cluster.messages import PageHash
+
+Given = tuple[tuple[PageHash, ...], NDArray[np.uint8]]
+"""Names of pages, and what they hold, a page a row."""
+
+OUT_OF_MEMORY = (RuntimeError, MemoryError)
+"""What torch and numpy raise. A device that is broken raises such an error again in the next step,
+which ends the shard; a transfer, which can be done without, does not."""
+
+logger = logging.getLogger(__name__)
 
 
 class PageTransfer:
@@ -37,33 +47,65 @@ class PageTransfer:
         """Those of `hashes` that are not here, nor in host memory."""
         return tuple(one for one in hashes if not self._pool.reach((one,)))
 
-    def give(
-        self, layout: Layout, hashes: Sequence[PageHash]
-    ) -> tuple[tuple[PageHash, ...], NDArray[np.uint8]]:
-        """Those of `hashes` that are here, and what they hold; none in another layout."""
-        found = {one: page for one in hashes for page in self._pool.match((one,))}
-        if layout != self.layout:
-            found = {}
-        return tuple(found), self._cache.read_pages(list(found.values()))
+    def give(self, layout: Layout, hashes: Sequence[PageHash]) -> Given:
+        """Those of `hashes` that are here or in host memory, as far as there is room to bring them
+        back, and what they hold; none in another layout, nor where memory runs out."""
+        found = self._within_room(hashes) if layout == self.layout else ()
+        try:
+            self._host.check_room(len(found))
+        except OUT_OF_MEMORY as error:  # before any book changes
+            return self._refuse(error)
+        pages = self._pool.open(found)
+        self._host.move(self._pool.drain_moves())
+        try:
+            return found, self._cache.read_pages(pages)
+        except OUT_OF_MEMORY as error:
+            return self._refuse(error)
+        finally:
+            self._pool.release(pages)
 
     def take(
         self, chain: Sequence[PageHash], hashes: Sequence[PageHash], data: NDArray[np.uint8]
     ) -> int:
-        """Keep pages called `hashes`, as many as there is room for; returns how many.
+        """Keep those pages called `hashes` that are not here yet, as many as there is room for;
+        returns how many.
 
         They are of `chain`, whose other pages are not given up for them, and whose last ones are
         given up first.
         """
+        new = [row for row, name in enumerate(hashes) if not self._pool.reach((name,))]
+        try:
+            # To choose rows copies them.
+            staged = self._cache.stage(data[new] if len(new) < len(data) else data)
+            self._host.check_room(len(new))
+        except OUT_OF_MEMORY as error:  # before any book changes
+            logger.warning("pages that came are not kept: %s", error)
+            return 0
         held = [page for one in chain for page in self._pool.match((one,))]
         self._pool.take(held)
-        fresh = self._pool.allocate(min(len(hashes), self._pool.available)) or []
+        fresh = self._pool.allocate(min(len(new), self._pool.available)) or []
         if fresh:
             self._host.move(self._pool.drain_moves())
-            self._cache.write_pages(fresh, data[: len(fresh)])
-        for page, name in zip(fresh, hashes, strict=False):
-            self._pool.seal(page, name)
+            self._cache.scatter_bytes(fresh, staged[: len(fresh)])
+        for page, row in zip(fresh, new, strict=False):
+            self._pool.seal(page, hashes[row])
         self._pool.release([*held, *fresh])
         return len(fresh)
+
+    def _refuse(self, error: Exception) -> Given:
+        logger.warning("pages are not given away: %s", error)
+        return (), np.empty((0, self.layout.size.nbytes), np.uint8)
+
+    def _within_room(self, hashes: Sequence[PageHash]) -> tuple[PageHash, ...]:
+        """Those that either tier has, from the first on; what nobody holds takes room."""
+        room, found = self._pool.available, []
+        for name in dict.fromkeys(hashes):
+            if self._pool.reach((name,)):
+                room -= 1 - self._pool.held((name,))
+                if room < 0:
+                    break
+                found.append(name)
+        return tuple(found)
 
 
 def layout_of(

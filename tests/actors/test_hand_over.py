@@ -23,6 +23,7 @@ from actors.shard_spec import ShardSpec
 from cluster.config import CacheConfig
 from cluster.errors import Drained, FaultError
 from cluster.failover import Transcript, attempt_id
+from cluster.hand_over import Worth
 from cluster.messages import Assignment, Lease, PageHash, Reason, Request, ShardRef
 from cluster.stats import ShardStats
 from tests.actors.living import (
@@ -47,8 +48,8 @@ PAGE_BYTES = 4 * 2 * 2 * (8 + 8) * 4
 class Spoiling(KVShard):
     """One byte of each parcel changes on its way."""
 
-    async def pages(self, layout: Layout, hashes: tuple[PageHash, ...]) -> Parcel:
-        parcel = await super().pages(layout, hashes)
+    async def pages(self, life: str, layout: Layout, hashes: tuple[PageHash, ...]) -> Parcel:
+        parcel = await super().pages(life, layout, hashes)
         data = parcel.data.copy()
         data[1, 7] ^= 1
         return replace(parcel, data=data)
@@ -57,9 +58,9 @@ class Spoiling(KVShard):
 class Silent(KVShard):
     """It never answers who asks for pages."""
 
-    async def pages(self, layout: Layout, hashes: tuple[PageHash, ...]) -> Parcel:
+    async def pages(self, life: str, layout: Layout, hashes: tuple[PageHash, ...]) -> Parcel:
         await asyncio.Event().wait()
-        return await super().pages(layout, hashes)
+        return await super().pages(life, layout, hashes)
 
 
 @dataclass(frozen=True)
@@ -102,22 +103,22 @@ async def start(kind: type[KVShard], folder: Path, index: int, **model: Any) -> 
 
 
 def computes_slowly(shard: Any) -> None:
-    """As far as it has measured: 20 tokens a second, so that it fetches whatever it can. And it
-    asks for few pages at once, so that a sequence takes several parcels."""
+    """As far as it has measured: 20 tokens a second, so that it fetches whatever it can, and no
+    link that hung. And it asks for few pages at once, so that a sequence takes several parcels."""
+    shard._intake._worth = Worth()
     shard._intake._worth.prefilled(4000, 200.0)
     hand_over.PARCEL_BYTES = 3 * PAGE_BYTES
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def living(folder: Path) -> Shard:
-    shard = await start(KVShard, folder, 0)
-    await shard.actor.__ray_call__.remote(computes_slowly)
-    return shard
+    return await start(KVShard, folder, 0)
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def target(living: Shard) -> AsyncIterator[Shard]:
     """The module's shard to which requests come; its books balance between two tests."""
+    await living.actor.__ray_call__.remote(computes_slowly)
     yield living
     await until(living.is_empty)
     await living.actor.verify.remote()

@@ -112,6 +112,17 @@ async def test_all_is_heard_once_every_door_has_acknowledged_what_there_was(door
     await hearing
 
 
+async def test_nobody_waits_for_a_door_that_is_gone_to_hear_anything() -> None:
+    doors = Doors(timeout_s=10.0, max_backlog=3)
+    doors.enter("a", "r", now=0.0)
+    doors.fail_all("Displaced", "drained")
+    hearing = asyncio.ensure_future(doors.heard())
+    await asyncio.sleep(0)
+    assert not hearing.done()
+    doors.sweep(now=11.0)
+    await hearing
+
+
 async def test_only_the_requests_named_fail(doors: Doors) -> None:
     doors.enter("a", "guilty", now=0.0)
     doors.enter("a", "innocent", now=0.0)

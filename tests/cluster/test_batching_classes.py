@@ -126,6 +126,20 @@ def test_nobody_starts_in_a_step_that_preempts(make_shard: MakeShard) -> None:
     assert running == ["first"]
 
 
+def test_a_step_that_waits_for_pages_does_not_tell_how_fast_prompts_are_computed(
+    make_shard: MakeShard,
+) -> None:
+    shard = make_shard(pages=9, slots=20)
+    for first in (1, 2):
+        shard.batcher.admit(assignment(f"p{first}", prompt_of(25, first), max_tokens=2))
+        shard.finish()
+    shard.batcher.admit(assignment("again", prompt_of(25, 1), max_tokens=2))
+    plan = shard.plan()
+    assert plan.loads
+    shard.batcher.settle(plan, shard.memory.compute(plan), 9.0)
+    assert shard.batcher.drain_progress().prefilling == Prefilling()
+
+
 def test_a_step_that_holds_prompts_back_does_not_tell_how_fast_they_are_computed(
     make_shard: MakeShard,
 ) -> None:

@@ -12,6 +12,7 @@ from cluster.hand_over import (
     FORGET_S,
     LONGEST_S,
     SHORTEST_S,
+    TRIAL_BYTES,
     Link,
     PageSize,
     Worth,
@@ -57,6 +58,41 @@ def test_pages_are_of_no_use_to_who_is_owed_log_probabilities_of_the_prompt() ->
 def test_before_anything_was_measured_pages_are_worth_fetching_and_none_is_not() -> None:
     assert Worth().pays(2, PAGE, now=0.0)
     assert not Worth().pays(0, PAGE, now=0.0)
+
+
+def prefilling(tokens_per_s: float) -> Worth:
+    worth = Worth()
+    worth.prefilled(1000, 1000 / tokens_per_s)
+    return worth
+
+
+def test_however_fast_prompts_are_computed_a_link_is_tried_and_with_a_small_parcel() -> None:
+    worth = prefilling(1e6)
+    assert worth.pays(1000, PAGE, now=0.0)
+    assert worth.at_once(32 * 2**20, PAGE, now=0.0) == TRIAL_BYTES // PAGE.nbytes
+
+
+@given(st.floats(1e9, 1e11))
+def test_one_trial_tells_a_fast_link_from_the_guess(bytes_per_s: float) -> None:
+    computed_per_s = 0.3 * bytes_per_s / PAGE.nbytes * PAGE.tokens
+    worth = prefilling(min(computed_per_s, 1.2e9 / PAGE.nbytes * PAGE.tokens))
+    nbytes = worth.at_once(32 * 2**20, PAGE, now=0.0) * PAGE.nbytes
+    worth.fetched(nbytes, nbytes / bytes_per_s, now=0.1)
+    assert worth.pays(1000, PAGE, now=0.2)
+    assert worth.at_once(32 * 2**20, PAGE, now=0.2) == 32 * 2**20 // PAGE.nbytes
+
+
+def test_a_trial_that_hangs_is_one_and_the_next_is_made_after_a_while() -> None:
+    worth = prefilling(1e5)
+    worth.gave_up(TRIAL_BYTES, after_s=0.5, now=1.0)
+    assert not worth.pays(1000, PAGE, now=FORGET_S)
+    assert worth.pays(1000, PAGE, now=FORGET_S + 2.0)
+
+
+def test_who_gives_up_early_has_learned_nothing() -> None:
+    worth = prefilling(1e5)
+    worth.gave_up(TRIAL_BYTES, after_s=0.001, now=1.0)
+    assert worth.pays(1000, PAGE, now=2.0)
 
 
 def measured(bytes_per_s: float, trip_s: float, tokens_per_s: float, now: float = 0.0) -> Worth:

@@ -127,6 +127,15 @@ def test_the_least_recently_used_is_forgotten_first() -> None:
     assert tier.keep(D, 4) == C
 
 
+def test_of_a_prefix_that_came_back_the_tail_is_forgotten_first() -> None:
+    tier = HostTier(2)
+    tier.keep(B, 1)
+    tier.keep(A, 0)
+    tier.pin([A, B])
+    tier.drain_moves()
+    assert tier.keep(C, 2) == B
+
+
 def test_a_hash_is_removed_only_when_neither_tier_has_it() -> None:
     pool = pool_of(1, slots=1)
     cached(pool, A)

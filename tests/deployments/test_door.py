@@ -29,7 +29,7 @@ from cluster.errors import (
     StaleLease,
     StepFailed,
 )
-from cluster.fleet_config import FailoverConfig
+from cluster.fleet_config import FailoverConfig, FleetConfig
 from cluster.messages import (
     Assignment,
     Decision,
@@ -62,12 +62,14 @@ class Router:
         self.refusals: list[RefusalKind] = []
         self.asked: list[Submission] = []
         self.withdrawn: list[str] = []
+        self.shards: list[ShardRef] = []
 
     async def place(self, submission: Submission) -> Decision:
         self.asked.append(submission)
         if self.refusals:
             return Refusal(submission.request_id, self.refusals.pop(0), "the reason", 7.0)
-        return Lease(submission.request_id, 1, SHARD, 0, Reason(0.0, ()))
+        shard = self.shards.pop(0) if self.shards else SHARD
+        return Lease(submission.request_id, 1, shard, 0, Reason(0.0, ()))
 
     def withdraw(self, request_id: str) -> None:
         self.withdrawn.append(request_id)
@@ -172,6 +174,31 @@ async def test_the_shard_that_drained_is_named_as_source_until_the_next_token_is
     shards = Shards(lambda a: [event(a) for event in fate[a.request_id]])
     [_ async for _ in make_door(Router(), shards).generate(request())]
     assert [one.source for one in shards.assigned] == [None, SHARD, SHARD, None]
+
+
+async def test_of_several_shards_that_drained_in_a_row_the_first_has_the_pages() -> None:
+    router, shards = Router(), Shards(drained_twice)
+    other = replace(SHARD, incarnation="life-2")
+    router.shards = [SHARD, other, other]
+    [_ async for _ in make_door(router, shards).generate(request())]
+    assert [one.source for one in shards.assigned] == [None, SHARD, SHARD]
+
+
+async def test_a_shard_whose_time_to_hand_over_is_up_is_not_asked() -> None:
+    shards = Shards(drained_twice)
+    config = ShoalConfig(
+        models=(MODEL,),
+        failover=FailoverConfig(first_delay_s=1e-6, longest_delay_s=1e-6),
+        fleet=FleetConfig(hand_over_s=0.0),
+    )
+    [_ async for _ in Door(Router(), shards, config, lambda: 0.0).generate(request())]
+    assert [one.source for one in shards.assigned] == [None, None, None]
+
+
+def drained_twice(asked: Request) -> list[Delta]:
+    if asked.request_id == "r~2":
+        return [token(asked, 0, STOP)]
+    return [RequestFailed(asked.request_id, Drained.__name__, "it let go")]
 
 
 async def test_what_is_out_counts_as_prompt_where_the_rest_is_placed() -> None:

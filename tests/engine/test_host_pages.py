@@ -59,6 +59,16 @@ def test_pages_come_back_to_other_pages_as_they_were(
     assert contents(cache) == [4, 1, 2, 3, 5, 2]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="memory can be pinned here")
+def test_where_no_memory_can_be_pinned_other_memory_keeps_the_pages() -> None:
+    cache = cache_of(3)
+    host, before = HostPages(cache), contents(cache)
+    host._pins = True
+    host.save([PageSave(page, page) for page in range(3)])
+    host.load([PageLoad(slot, 2 - slot) for slot in range(3)])
+    assert contents(cache) == before[::-1]
+
+
 def test_what_makes_room_for_another_shards_pages_is_saved_before_they_are_written() -> None:
     cache, pool = cache_of(2), BlockPool(2, PAGE, prefix_caching=True, host=HostTier(4))
     host = HostPages(cache)

@@ -34,7 +34,7 @@ def gathered(cache: KVCache, layer: int, pages: list[int]) -> tuple[torch.Tensor
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_what_is_read_of_one_cache_reads_the_same_where_it_is_written(dtype: torch.dtype) -> None:
     source, target = filled(dtype), KVCache(LAYERS, 9, BLOCK, dtype, CPU)
-    target.write_pages([8, 0, 3], source.read_pages([5, 1, 2]))
+    target.scatter_bytes([8, 0, 3], target.stage(source.read_pages([5, 1, 2])))
     for layer in LAYERS:
         there = gathered(target, layer, [8, 0, 3])
         here = gathered(source, layer, [5, 1, 2])
@@ -54,7 +54,7 @@ def test_pages_are_written_from_memory_that_cannot_be() -> None:
     cache = filled(torch.float32)
     data = cache.read_pages([0])
     data.flags.writeable = False
-    cache.write_pages([1], data)
+    cache.scatter_bytes([1], cache.stage(data))
     assert np.array_equal(cache.read_pages([1]), data)
 
 
@@ -62,7 +62,7 @@ def test_data_of_another_size_is_refused_and_nothing_is_written() -> None:
     cache = filled(torch.float32)
     before = cache.read_pages([0, 1])
     with pytest.raises(ValueError, match="bytes for 2 pages"):
-        cache.write_pages([0, 1], before[:1])
+        cache.scatter_bytes([0, 1], cache.stage(before[:1]))
     with pytest.raises(ValueError, match="bytes for 2 pages"):
-        cache.write_pages([0, 1], before[:, 1:])
+        cache.scatter_bytes([0, 1], cache.stage(before[:, 1:]))
     assert np.array_equal(cache.read_pages([0, 1]), before)

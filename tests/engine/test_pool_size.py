@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from actors.engine.pool_size import (
     GIB,
+    accelerators,
     free_bytes,
     host_slots,
     model_len,
@@ -52,6 +55,24 @@ def test_by_default_it_holds_the_pool_within_a_quarter_of_what_is_free(
     most: int, slots: int
 ) -> None:
     assert host_slots(CacheConfig(), MIB, GIB, most) == slots
+
+
+def test_the_shards_of_a_node_share_that_quarter() -> None:
+    slots = host_slots(CacheConfig(), MIB, 8 * GIB, most=10**6, sharers=8)
+    assert slots * 8 * MIB == 2 * GIB
+
+
+def test_accelerators_are_whole_gpus_and_slices_of_all_the_node(tmp_path: Path) -> None:
+    for folder in ("gpus/0000:01:00.0", "gpus/0000:02:00.0", "gpus/0000:03:00.0"):
+        (tmp_path / folder).mkdir(parents=True)
+    assert accelerators(tmp_path) == 3
+    for folder in ("gpu0/mig/gi1", "gpu0/mig/gi2", "gpu1/mig"):
+        (tmp_path / "capabilities" / folder).mkdir(parents=True)
+    assert accelerators(tmp_path) == 4
+
+
+def test_where_the_driver_says_nothing_one_shard_has_all(tmp_path: Path) -> None:
+    assert accelerators(tmp_path) == max(1, torch.cuda.device_count())
 
 
 def test_without_prefix_caching_nothing_could_come_back() -> None:

@@ -224,6 +224,97 @@ def test_a_full_pool_takes_what_it_has_room_for_and_nothing_from_who_runs(
     assert said == expected
 
 
+def test_what_others_have_brought_meanwhile_is_neither_kept_again_nor_takes_room(
+    engines: tuple[Engine, Engine],
+) -> None:
+    source, target = engines[0], engine_of("llama", num_blocks=5, max_model_len=20)
+    going_on, _ = start(source, KINDS["greedy"], 6, salt=b"meanwhile")
+    parcel = parcel_for(source, target, going_on)
+    assert len(parcel.hashes) == 3
+    assert unpack(target, going_on, replace(parcel, data=parcel.data[:2])) == 0
+    first = replace(
+        parcel,
+        hashes=parcel.hashes[:2],
+        data=parcel.data[:2],
+        checksums=parcel.checksums[:2],
+    )
+    assert unpack(target, going_on, first) == 2
+    assert unpack(target, going_on, parcel) == 1
+    stats = target.stats()
+    assert (stats.cached_pages, stats.free_pages) == (3, 2)
+
+
+def test_pages_that_went_to_host_memory_are_given_away_too(
+    engines: tuple[Engine, Engine],
+) -> None:
+    source, target = engine_of("llama", num_blocks=9, max_model_len=36, host_gib=0.01), engines[1]
+    going_on, heard = start(source, KINDS["greedy"], 6, salt=b"in the host")
+    start(source, request("crowd", list(range(2, 30)), 6), 6, salt=b"crowd")
+    assert source.stats().pages_saved >= 3
+    parcel = parcel_for(source, target, going_on)
+    assert parcel.hashes == wanted_pages(going_on, BLOCK)
+    source.verify()
+    assert source.stats().used_pages == 0
+    assert unpack(target, going_on, parcel) == 3
+    rest, _ = computed_by(target, going_on)
+    assert heard + rest == start(engines[0], KINDS["greedy"], 14, salt=b"-")[1]
+
+
+def test_no_more_comes_back_from_host_memory_than_there_is_room_for() -> None:
+    source = engine_of("llama", num_blocks=9, max_model_len=36, host_gib=0.01)
+    going_on, _ = start(source, KINDS["greedy"], 6, salt=b"in the host")
+    source.admit(replace(assignment(request("crowd", list(range(2, 30)), 6)), salt=b"crowd"))
+    source.step()
+    chain = wanted_pages(going_on, BLOCK)
+    room = 9 - source.stats().used_pages
+    assert room < len(chain)
+    names, data = transfer(source).give(transfer(source).layout, chain)
+    assert names == chain[:room]
+    assert len(data) == room
+    source.verify()
+
+
+def test_a_request_has_pages_to_be_fetched_when_it_holds_none_of_them() -> None:
+    engine = engine_of("llama", num_blocks=12, max_model_len=48, max_num_seqs=1)
+    first = replace(assignment(request("first", PROMPT, 6)), salt=b"same")
+    list(deltas_of(engine, first))
+    engine.admit(replace(assignment(request("runs", [3, 5, 7], 30)), salt=b"other"))
+    engine.step()
+    engine.admit(replace(assignment(request("waits", PROMPT, 6)), salt=b"same"))
+    engine.admit(replace(assignment(request("new", PROMPT, 6)), salt=b"new"))
+    assert engine.with_pages() == {"waits"}
+    engine.step()
+    engine.step()
+    assert engine.with_pages() == {"runs", "waits"}
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
+def test_where_memory_runs_out_nothing_moves_and_the_books_balance(
+    engines: tuple[Engine, Engine], monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def fails(*_: object) -> None:
+        raise error("out of memory")
+
+    source, target = engines
+    going_on, _ = start(source, KINDS["greedy"], 6, salt=error.__name__.encode())
+    chain, parcel = wanted_pages(going_on, BLOCK), parcel_for(source, target, going_on)
+    with monkeypatch.context() as patch:
+        patch.setattr(KVCache, "stage", fails)
+        assert unpack(target, going_on, parcel) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(HostPages, "check_room", fails)
+        assert unpack(target, going_on, parcel) == 0
+        assert transfer(source).give(transfer(source).layout, chain)[0] == ()
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            KVCache, "gather_bytes", lambda _, pages: fails() if pages else torch.empty(0)
+        )
+        assert transfer(source).give(transfer(source).layout, chain)[0] == ()
+    source.verify()
+    assert source.stats().used_pages == target.stats().used_pages == 0
+    assert unpack(target, going_on, parcel) == 3
+
+
 LAYER = {0: LayerShape(1, 2, 2)}
 TOKENS = st.lists(st.integers(0, 1), max_size=12)
 
