@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from actors.engine.engine import Engine, build_engine
@@ -93,6 +93,18 @@ def run(
     engine.verify()
     assert engine.stats().used_pages == 0
     return output
+
+
+def deltas_of(engine: Engine, assigned: Assignment) -> Iterator[TokenDelta]:
+    """One delta at a time; whoever stops reading leaves the rest to be cancelled."""
+    engine.admit(assigned)
+    try:
+        while engine.has_work:
+            yield from engine.step()
+    finally:
+        engine.cancel(assigned.request.request_id)
+        engine.verify()
+        assert engine.stats().used_pages == 0
 
 
 def tokens_of(output: Output, name: str, choice: int = 0) -> list[int]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from actors.engine.engine import Engine
 from cluster.failover import Transcript
-from cluster.messages import Assignment, Request, Sampling, TokenDelta
-from tests.engine.driving import GREEDY, assignment, engine_of, request
+from cluster.messages import Request, Sampling, TokenDelta
+from tests.engine.driving import GREEDY, assignment, deltas_of, engine_of, request
 
 SEEDED = Sampling(
     temperature=0.9,
@@ -37,18 +36,6 @@ KINDS = {
 @pytest.fixture(scope="module")
 def engines() -> tuple[Engine, Engine]:
     return engine_of("llama"), engine_of("llama")
-
-
-def deltas_of(engine: Engine, assigned: Assignment) -> Iterator[TokenDelta]:
-    """One delta at a time; whoever stops reading leaves the rest to be cancelled."""
-    engine.admit(assigned)
-    try:
-        while engine.has_work:
-            yield from engine.step()
-    finally:
-        engine.cancel(assigned.request.request_id)
-        engine.verify()
-        assert engine.stats().used_pages == 0
 
 
 def undisturbed(engine: Engine, wanted: Request) -> list[TokenDelta]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +22,7 @@ from cluster.config import CacheConfig, ModelConfig
 from cluster.failover import Transcript
 from cluster.hand_over import PageSize, wanted_pages
 from cluster.messages import Assignment, Request, Sampling, TokenDelta
-from tests.engine.driving import GREEDY, assignment, engine_of, request
+from tests.engine.driving import GREEDY, assignment, deltas_of, engine_of, request
 from tests.engine.families import make
 
 BLOCK = 4
@@ -44,18 +43,6 @@ def engines() -> tuple[Engine, Engine]:
 def transfer(engine: Engine) -> PageTransfer:
     assert engine.transfer is not None
     return engine.transfer
-
-
-def deltas_of(engine: Engine, assigned: Assignment) -> Iterator[TokenDelta]:
-    """Whoever stops reading leaves the rest to be cancelled."""
-    engine.admit(assigned)
-    try:
-        while engine.has_work:
-            yield from engine.step()
-    finally:
-        engine.cancel(assigned.request.request_id)
-        engine.verify()
-        assert engine.stats().used_pages == 0
 
 
 def parcel_for(source: Engine, target: Engine, assigned: Assignment) -> Parcel:

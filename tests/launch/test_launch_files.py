@@ -76,17 +76,19 @@ def bin_folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def worker_told(tmp_path: Path, bin_folder: Path, **given: str) -> list[str]:
+    """What `ray` told of how a worker called it."""
+    secrets = {"SHOAL_API_KEYS": "k", "RAY_AUTH_TOKEN": "t"}
+    told = environment_of(
+        tmp_path / "shoal", "start-worker.sh", path=str(bin_folder), **secrets, **given
+    )
+    return told.stdout.splitlines()
+
+
 def test_a_worker_joins_the_head_with_its_labels_and_the_environment_of_all(
     bin_folder: Path, tmp_path: Path
 ) -> None:
-    told = environment_of(
-        tmp_path / "shoal",
-        "start-worker.sh",
-        path=str(bin_folder),
-        SHOAL_API_KEYS="k",
-        RAY_AUTH_TOKEN="t",
-    )
-    called, *environment = told.stdout.splitlines()
+    called, *environment = worker_told(tmp_path, bin_folder)
 
     assert called.startswith("start --address=head.example:6379 --labels=shoal.io/x=y")
     assert {
@@ -100,15 +102,9 @@ def test_a_worker_joins_the_head_with_its_labels_and_the_environment_of_all(
 def test_where_serve_is_set_to_our_haproxy_the_real_one_is_found(
     bin_folder: Path, tmp_path: Path
 ) -> None:
-    told = environment_of(
-        tmp_path / "shoal",
-        "start-worker.sh",
-        path=str(bin_folder),
-        SHOAL_API_KEYS="k",
-        RAY_AUTH_TOKEN="t",
-        RAY_SERVE_HAPROXY_BINARY_PATH=str(ROOT / "scripts" / "haproxy"),
-    )
-    assert f"SHOAL_HAPROXY={get_haproxy_binary()}" in told.stdout.splitlines()
+    ours = str(ROOT / "scripts" / "haproxy")
+    told = worker_told(tmp_path, bin_folder, RAY_SERVE_HAPROXY_BINARY_PATH=ours)
+    assert f"SHOAL_HAPROXY={get_haproxy_binary()}" in told
 
 
 @pytest.mark.parametrize("secret", ["SHOAL_API_KEYS", "RAY_AUTH_TOKEN"])
