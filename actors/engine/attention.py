@@ -19,7 +19,7 @@ from transformers import AttentionInterface
 
 from actors.engine.batch import Read, StepBatch, find_step
 from actors.engine.kernels import attend_rows
-from actors.engine.kv_cache import seen
+from actors.engine.kv_cache import InPlace, seen
 
 PAGED = "shoal_paged"
 """The name under which transformers finds `paged_attention`. No mask function is registered for
@@ -98,38 +98,48 @@ def _attend_all(
     softcap: float | None,
 ) -> Tensor:
     """The same with these heads alone."""
-    batch.cache.write(layer, batch.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
     out = _out(query, key, value)
-    if batch.alone:
-        _attend_in_place(batch, layer, query, window, scale, softcap, out)
+    if batch.cache.in_place is InPlace.NONE:
+        batch.cache.write(layer, batch.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    else:
+        _keep_and_attend(batch, layer, query, key, value, window, scale, softcap, out)
     for read in batch.reads(window):
         own = (tensor[:, :, read.rows] for tensor in (query, key, value))
         out[0, read.rows] = _attend(batch, layer, read, *own, scale=scale, softcap=softcap)
     return out
 
 
-def _attend_in_place(
+def _keep_and_attend(
     batch: StepBatch,
     layer: int,
     query: Tensor,
+    key: Tensor,
+    value: Tensor,
     window: int | None,
     scale: float,
     softcap: float | None,
     out: Tensor,
 ) -> None:
-    """The rows that read alone, written into `out`."""
-    keys, values = batch.cache.pages(layer)
+    """All rows' keys and values, then the rows that read alone, written into `out`.
+
+    One call for all of it: between two products of a step each operation of torch costs some ten
+    times what it does in a loop, as the weights have pushed its code out of the caches.
+    """
+    paths = batch.paths
     attend_rows(
-        seen(query[0, :, : batch.alone].transpose(0, 1).contiguous()),
-        keys,
-        values,
-        batch.paths.tables,
-        batch.paths.first_page,
-        batch.paths.positions,
+        seen(query),
+        seen(key),
+        seen(value),
+        *batch.cache.pages(layer),
+        paths.slots,
+        paths.tables,
+        paths.first_page,
+        paths.positions,
+        batch.alone,
         window or 0,
         np.float32(scale),
         np.float32(softcap or 0.0),
-        seen(out[0, : batch.alone]),
+        seen(out),
     )
 
 

@@ -43,11 +43,15 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """The way of each row to its pages: page `i` of row `r` is `tables[first_page[r] + i]`."""
+    """The way of each row to its pages: page `i` of row `r` is `tables[first_page[r] + i]`.
+
+    Its own key and value are kept at `slots[r]`.
+    """
 
     tables: Ints
     first_page: Ints
     positions: Ints
+    slots: Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +136,16 @@ def lay_out(layout: Layout, cache: KVCache, order: Sequence[int]) -> StepBatch:
     starts, counts, sizes = layout.starts, layout.counts, layout.sizes
     rows, pages = np.cumsum(counts) - counts, np.cumsum(sizes) - sizes
     positions = np.arange(counts.sum()) + np.repeat(starts - rows, counts)
-    paths = Paths(layout.tables, np.repeat(pages, counts), positions)
+    first_page = np.repeat(pages, counts)
+    slots = _slots(layout.tables, first_page, positions, cache.block_size)
+    paths = Paths(layout.tables, first_page, positions, slots)
     alone = _alone(cache.in_place, counts)
     number = next(_numbers)
     batch = _steps[number] = StepBatch(
         cache=cache,
         tokens=_on_device(layout.tokens, cache)[None],
         positions=_on_device(paths.positions, cache)[None],
-        slots=_on_device(_slots(paths, cache.block_size), cache),
+        slots=_on_device(slots, cache),
         layout=layout,
         first_row=dict(zip(order, rows.tolist(), strict=True)),
         number=torch.tensor([number]),
@@ -192,10 +198,10 @@ def _spans(layout: Layout, rows: Ints, pages: Ints, alone: int) -> Iterator[_Spa
         yield _Span(int(rows[chunk]), int(layout.starts[chunk]), int(layout.counts[chunk]), table)
 
 
-def _slots(paths: Paths, block_size: int) -> Ints:
+def _slots(tables: Ints, first_page: Ints, positions: Ints, block_size: int) -> Ints:
     """Where each row's key and value live: its page times the page's size, plus its place there."""
-    pages: Ints = paths.tables[paths.first_page + paths.positions // block_size]
-    return pages * block_size + paths.positions % block_size
+    pages: Ints = tables[first_page + positions // block_size]
+    return pages * block_size + positions % block_size
 
 
 def _on_device(array: Ints, cache: KVCache) -> Tensor:

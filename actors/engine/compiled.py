@@ -39,7 +39,7 @@ MOST_WEIGHTS = 2 * 2**30
 LEAST_WEIGHTS = 32 * 2**20
 """Below, a step is too short to be worth minutes of compiling."""
 
-ROWS = 16
+ROWS = 32
 """Rows the program is traced with; it computes any number."""
 
 MOST_ROWS = 65_536

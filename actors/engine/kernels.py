@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 from actors.engine.lanes import (
     LANES,
+    QUERIES,
     fill,
     larger,
     largest,
@@ -42,6 +43,7 @@ from actors.engine.lanes import (
     power_of_two,
     prefetch,
     store,
+    store_totals,
     total,
     widen,
 )
@@ -104,67 +106,77 @@ def _fetch(pages: Array, at: int, stride: int, count: int, dim: int) -> None:
 def _score(
     asked: Array, keys: Array, at: int, stride: int, count: int, scores: Array, first: int
 ) -> None:
-    """Fill `scores[:, first:first + count]`: products of each query with `count` keys.
+    """Fill `scores[first:first + count]`: products of each query with `count` keys.
 
     Those lie in `keys`, which is flat, `stride` elements apart from `at` on.
     """
-    group, dim = asked.shape
+    dim = asked.shape[1]
     whole = dim // LANES * LANES
-    for token in range(count):
-        for g in range(group):
-            products = fill(_ZERO)
-            for d in range(0, whole, LANES):
-                products += load(asked, g * dim + d) * load(keys, at + d)
-            score = total(products)
-            for d in range(whole, dim):
-                score += asked[g, d] * widen(keys[at + d])
-            scores[g, first + token] = score
+    for token in range(first, first + count):
+        a, b, c, d = fill(_ZERO), fill(_ZERO), fill(_ZERO), fill(_ZERO)
+        for i in range(0, whole, LANES):
+            key = load(keys, at + i)
+            a += load(asked, i) * key
+            b += load(asked, dim + i) * key
+            c += load(asked, 2 * dim + i) * key
+            d += load(asked, 3 * dim + i) * key
+        store_totals(scores, token * QUERIES, a, b, c, d)
+        for i in range(whole, dim):
+            for query in range(QUERIES):
+                scores[token, query] += asked[query, i] * widen(keys[at + i])
         at += stride
 
 
 @_helper
 def _cap(scores: Array, count: int, softcap: np.float32) -> None:
-    for g in range(scores.shape[0]):
-        for token in range(count):
-            scores[g, token] = softcap * np.float32(np.tanh(scores[g, token] / softcap))
+    for token in range(count):
+        for query in range(QUERIES):
+            scores[token, query] = softcap * np.float32(np.tanh(scores[token, query] / softcap))
 
 
 @_helper
-def _weigh(scores: Array, g: int) -> Any:
-    """Turn a query's scores into weights relative to the largest; returns their sum."""
-    begin, end = g * scores.shape[1], (g + 1) * scores.shape[1]
+def _weigh(scores: Array, weight: Array) -> None:
+    """Turn scores into weights relative to each query's largest; fill `weight` with their sums."""
     most = fill(_LEAST)
-    for at in range(begin, end, LANES):
+    for at in range(0, scores.size, LANES):
         most = larger(most, load(scores, at))
-    most = fill(largest(most))
+    most = largest(most)
     added = fill(_ZERO)
-    for at in range(begin, end, LANES):
+    for at in range(0, scores.size, LANES):
         weights = _exp(load(scores, at) - most)
         store(scores, at, weights)
         added += weights
-    return total(added)
+    store(weight, 0, total(added))
 
 
 @_helper
 def _add_values(
     weights: Array, first: int, values: Array, at: int, stride: int, count: int, sums: Array
 ) -> None:
-    """Add to `sums`, `[group, dim]`, `count` values by their weights from token `first` on.
+    """Add to `sums`, `[QUERIES, dim]`, `count` values by their weights from token `first` on.
 
     They lie in `values` as the keys do in `_score`.
     """
-    group, dim = sums.shape
+    dim = sums.shape[1]
     whole = dim // LANES * LANES
-    for g in range(group):
-        for d in range(0, whole, LANES):
-            added = load(sums, g * dim + d)
-            for token in range(count):
-                weight = fill(weights[g, first + token])
-                added += weight * load(values, at + token * stride + d)
-            store(sums, g * dim + d, added)
+    for i in range(0, whole, LANES):
+        a, b = load(sums, i), load(sums, dim + i)
+        c, d = load(sums, 2 * dim + i), load(sums, 3 * dim + i)
         for token in range(count):
-            for d in range(whole, dim):
-                sums[g, d] += weights[g, first + token] * widen(values[at + token * stride + d])
+            value = load(values, at + token * stride + i)
+            a += fill(weights[first + token, 0]) * value
+            b += fill(weights[first + token, 1]) * value
+            c += fill(weights[first + token, 2]) * value
+            d += fill(weights[first + token, 3]) * value
+        store(sums, i, a)
+        store(sums, dim + i, b)
+        store(sums, 2 * dim + i, c)
+        store(sums, 3 * dim + i, d)
+    for token in range(count):
+        for i in range(whole, dim):
+            value = widen(values[at + token * stride + i])
+            for query in range(QUERIES):
+                sums[query, i] += weights[first + token, query] * value
 
 
 @_helper
@@ -192,7 +204,7 @@ def _visible(page: int, block_size: int, first: int, last: int) -> Any:
 
 
 @_helper
-def _attend_row(
+def _attend_head(
     query: Array,
     keys: Array,
     values: Array,
@@ -206,15 +218,17 @@ def _attend_row(
     softcap: np.float32,
     out: Array,
 ) -> None:
-    """One row's query heads that share the key head `head`, `[group, dim]`, over `first..last`."""
-    group, key_dim = query.shape
-    value_dim = out.shape[1]
+    """Up to `QUERIES` of a row's query heads, `[queries, dim]`, over the tokens `first..last`.
+
+    They share the key head `head`.
+    """
+    key_dim, value_dim = query.shape[1], out.shape[1]
     key_stride, value_stride = kv_heads * key_dim, kv_heads * value_dim
     first_page, last_page = first // block_size, last // block_size
-    asked = np.empty((group, key_dim), np.float32)
-    scores = np.full((group, -(-(last + 1 - first) // LANES) * LANES), _LEAST, np.float32)
-    weight = np.empty(group, np.float32)
-    sums = np.zeros((group, value_dim), np.float32)
+    asked = np.zeros((QUERIES, key_dim), np.float32)
+    scores = np.full((-(-(last + 1 - first) // QUERIES) * QUERIES, QUERIES), _LEAST, np.float32)
+    weight = np.empty(LANES, np.float32)
+    sums = np.zeros((QUERIES, value_dim), np.float32)
     _scale_query(query, scale, asked)
     for page in range(first_page, last_page + 1):
         begin, count = _visible(page, block_size, first, last)
@@ -225,8 +239,7 @@ def _attend_row(
         _score(asked, keys, at, key_stride, count, scores, begin - first)
     if softcap > 0:
         _cap(scores, last + 1 - first, softcap)
-    for g in range(group):
-        weight[g] = _weigh(scores, g)
+    _weigh(scores, weight)
     for page in range(first_page, last_page + 1):
         begin, count = _visible(page, block_size, first, last)
         coming = table[min(page + 1, last_page)] * block_size
@@ -242,42 +255,53 @@ def _attend_row(
 @numba.njit(parallel=True, nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def attend_rows(
     query: Array,
+    key: Array,
+    value: Array,
     keys: Array,
     values: Array,
+    slots: Array,
     tables: Array,
     first_page: Array,
     positions: Array,
+    attending: int,
     window: int,
     scale: np.float32,
     softcap: np.float32,
     out: Array,
 ) -> None:
-    """Fill `out` with the attention of each row of `query` over its own pages.
+    """Keep each row's key and value, and fill `out` with the attention of the first `attending`.
 
-    `query` and `out` are `[rows, heads, dim]`, `keys` and `values` `[pages, block_size, kv_heads,
-    dim]`, all float32, or all bfloat16 seen as uint16. Row `r` is at `positions[r]`, and its page
-    `i` is `tables[first_page[r] + i]`. `window` 0: it sees all before it. `softcap` 0: none.
+    `query`, `key` and `value` are `[1, heads, rows, dim]` as a model hands them over, `out`
+    `[1, rows, heads, dim]`, and `keys` and `values` `[pages, block_size, kv_heads, dim]`: all
+    float32, or all bfloat16 seen as uint16. Row `r` is kept at `slots[r]`, a page times
+    `block_size` and a place there. It is at `positions[r]` of its sequence, whose page `i` is
+    `tables[first_page[r] + i]`. `window` 0: it sees all before it. `softcap` 0: none.
     """
-    rows, heads = query.shape[:2]
+    heads = query.shape[1]
     block_size, kv_heads = keys.shape[1:3]
-    flat_keys, flat_values = keys.reshape(-1), values.reshape(-1)
     group = heads // kv_heads
-    for item in numba.prange(rows * kv_heads):
-        row, head = item // kv_heads, item % kv_heads
-        mine = slice(head * group, (head + 1) * group)
+    parts = -(-group // QUERIES)
+    flat_keys, flat_values = keys.reshape(-1), values.reshape(-1)
+    for row in numba.prange(len(slots)):
+        page, place = slots[row] // block_size, slots[row] % block_size
+        keys[page, place] = key[0, :, row]
+        values[page, place] = value[0, :, row]
+    for item in numba.prange(attending * kv_heads * parts):
+        row, head = item // parts // kv_heads, item // parts % kv_heads
+        begin = head * group + item % parts * QUERIES
+        mine = slice(begin, min(begin + QUERIES, (head + 1) * group))
         last = positions[row]
-        first = max(0, last - window + 1) if window > 0 else 0
-        _attend_row(
-            query[row, mine],
+        _attend_head(
+            query[0, mine, row],
             flat_keys,
             flat_values,
             block_size,
             kv_heads,
             tables[first_page[row] :],
             head,
-            first,
+            max(0, last - window + 1) if window > 0 else 0,
             last,
             scale,
             softcap,
-            out[row, mine],
+            out[0, row, mine],
         )
