@@ -40,7 +40,9 @@ LEAST_WEIGHTS = 32 * 2**20
 """Below, a step is too short to be worth minutes of compiling."""
 
 ROWS = 32
-"""Rows the program is traced with; it computes any number."""
+"""Rows the program is traced with; it computes any number.
+
+The compiler picks each product's tile by it: at 32 AMX's widest, at 16 one that prefills slower."""
 
 MOST_ROWS = 65_536
 
@@ -117,7 +119,7 @@ def _program_path(folder: Path, dtype: str, programs: Path) -> Path:
     files = sorted([folder / "config.json", *folder.glob("*.safetensors")])
     weights = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     libraries = (torch.__version__, transformers.__version__)
-    versions = (*libraries, SCHEMA, ROUNDING, sorted(OPTIONS.items()))
+    versions = (*libraries, SCHEMA, ROUNDING, ROWS, sorted(OPTIONS.items()))
     processor = (
         torch.backends.cpu.get_cpu_capability(),
         torch.cpu.get_capabilities(),
