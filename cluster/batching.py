@@ -41,7 +41,8 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class BatcherStats:
-    """Sequences now, and totals since the start. `prefix_hit_tokens` needed no computing.
+    """Sequences now, and totals since the start. `prefix_hit_tokens` needed no computing. Of
+    `tokens_guessed` so many were `guesses_right`.
 
     Those that are paused or preempted are among the `waiting`.
     """
@@ -54,6 +55,8 @@ class BatcherStats:
     tokens_computed: int
     tokens_sampled: int
     prefix_hit_tokens: int
+    tokens_guessed: int
+    guesses_right: int
 
 
 class Batcher:
@@ -76,7 +79,8 @@ class Batcher:
         self._roster = Roster(tables, config.places)
         reserve = max(1, pool.num_blocks // 100)
         most = config.max_batch_tokens
-        self._drafter = Drafter(tables, self._roster, most, reserve, watermark)
+        guesses = config.prompt_lookup_tokens or 0
+        self._drafter = Drafter(tables, self._roster, most, reserve, watermark, guesses)
         self._harvest = Harvest(tables, self._roster, max_model_len)
         self._max_model_len = max_model_len
         self._arrivals = 0
@@ -173,6 +177,8 @@ class Batcher:
             tokens_computed=self._harvest.computed,
             tokens_sampled=self._harvest.sampled,
             prefix_hit_tokens=self._drafter.hit_tokens,
+            tokens_guessed=self._harvest.guessed,
+            guesses_right=self._harvest.right,
         )
 
     def verify(self) -> None:

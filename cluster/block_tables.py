@@ -65,6 +65,11 @@ class BlockTables:
             sequence.blocks += self._allocate(lacking)
         return copy
 
+    def room_behind(self, tracked: Tracked) -> int:
+        """Places in its pages behind the known tokens."""
+        sequence = tracked.sequence
+        return max(0, len(sequence.blocks) * self._block_size - len(sequence.tokens))
+
     def advance(self, tracked: Tracked, count: int) -> None:
         """The next `count` tokens have KV now: pages that became full can be found."""
         sequence = tracked.sequence

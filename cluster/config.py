@@ -60,6 +60,12 @@ class BatchingConfig(Frozen):
 
     max_num_seqs: int = Field(128, ge=1, le=4096, description="Sequences running at once.")
     max_batch_tokens: int = Field(1024, ge=1, description="Tokens computed in one step.")
+    prompt_lookup_tokens: int | None = Field(
+        None,
+        ge=0,
+        le=16,
+        description="Tokens guessed a step by what came after the same two; by default 4 on CPUs.",
+    )
 
     @property
     def places(self) -> int:

@@ -17,6 +17,7 @@ from itertools import chain
 
 from cluster.block_tables import BlockTables
 from cluster.drafts import Draft
+from cluster.lookup import Lookup, may_guess
 from cluster.pacing import Pace
 from cluster.roster import Roster
 from cluster.sequences import LAST, Place, State, Tracked
@@ -27,7 +28,8 @@ class Drafter:
     """Drafts one step after the other, and learns from the clock how much they may hold.
 
     `reserve` pages are left free when one more starts beside others, or their next pages would
-    preempt it. `hit_tokens` counts what needed no computing.
+    preempt it. At most `most_guesses` tokens of a decode's future go along with it (`lookup`).
+    `hit_tokens` counts what needed no computing.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class Drafter:
         max_batch_tokens: int,
         reserve: int,
         watermark: Watermark,
+        most_guesses: int = 0,
     ) -> None:
         self._tables = tables
         self._roster = roster
@@ -44,6 +47,7 @@ class Drafter:
         self._pace = Pace(max_batch_tokens)
         self._reserve = reserve
         self._watermark = watermark
+        self._most_guesses = most_guesses
         self.hit_tokens = 0
 
     def draft(self) -> Draft:
@@ -55,6 +59,7 @@ class Drafter:
         for tracked in decodes:
             self._add(draft, tracked)
             draft.allowance.guard(tracked.family.rank, tracked.family.tpot_s)
+        self._guess(draft)
         for tracked in prefills:
             self._let_in(draft, before=tracked.order)
             self._add(draft, tracked)
@@ -87,6 +92,19 @@ class Drafter:
         if copy is not None:
             draft.copies.append(copy)
         draft.take(tracked, count)
+
+    def _guess(self, draft: Draft) -> None:
+        """Guesses go along with decodes where there is room on the page at hand, so none ever takes
+        a page from anybody; the budget they take from prompts alone."""
+        if not self._most_guesses:
+            return
+        for index, chunk in enumerate(draft.chunks):
+            tracked = self._roster.living(chunk.sequence)
+            if tracked is None or not may_guess(chunk.sequence):
+                continue
+            tracked.lookup = tracked.lookup or Lookup(self._most_guesses)
+            room = min(draft.budget, self._tables.room_behind(tracked), _wanted_behind(tracked))
+            draft.guess(index, tracked.lookup.guess(chunk.sequence.tokens, room))
 
     def _let_in(self, draft: Draft, before: Place = LAST) -> None:
         """Let waiting sequences in, as far as there are budget, places and pages to spare.
@@ -133,3 +151,9 @@ class Drafter:
         self.hit_tokens += hits
         if tracked.family.cached_tokens is None:
             tracked.family.cached_tokens = hits
+
+
+def _wanted_behind(tracked: Tracked) -> int:
+    """Tokens that may come after the next one."""
+    sequence = tracked.sequence
+    return max(0, sequence.request.stopping.max_tokens - sequence.output_len - 1)

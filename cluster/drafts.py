@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cluster.host_tier import Moves
 from cluster.pacing import Allowance
@@ -68,6 +68,11 @@ class Draft:
         self.chunks.append(tracked.next_chunk(count))
         self.planned.add(tracked)
         self.budget -= count
+
+    def guess(self, index: int, guesses: tuple[int, ...]) -> None:
+        """Have the chunk of that number, a decode, computed with `guesses` of what comes next."""
+        self.chunks[index] = replace(self.chunks[index], guesses=guesses)
+        self.budget -= len(guesses)
 
     def plan(self, moves: Moves) -> StepPlan:
         """With what pages had to be moved for it."""

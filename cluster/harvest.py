@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cluster.block_tables import BlockTables
 from cluster.errors import LedgerBroken
+from cluster.lookup import confirmed
 from cluster.messages import FinishReason, TokenDelta, TokenLogprob
 from cluster.roster import Roster
 from cluster.sequences import Family, Tracked, finish_reason
@@ -11,7 +12,8 @@ from cluster.steps import Chunk, StepPlan, StepResult, pair
 
 
 class Harvest:
-    """Advances sequences, forks and ends them; counts `computed` and `sampled` tokens in all."""
+    """Advances sequences, forks and ends them; counts tokens `computed` and `sampled` in all, those
+    `guessed`, and the guesses that were `right`."""
 
     def __init__(self, tables: BlockTables, roster: Roster, max_model_len: int) -> None:
         self._tables = tables
@@ -20,6 +22,8 @@ class Harvest:
         self._started: list[str] = []
         self.computed = 0
         self.sampled = 0
+        self.guessed = 0
+        self.right = 0
 
     def enter(self, plan: StepPlan, result: StepResult) -> list[TokenDelta]:
         """What the step gave for sequences cancelled meanwhile is dropped.
@@ -31,7 +35,7 @@ class Harvest:
             tracked = self._roster.living(chunk.sequence)
             if tracked is not None:
                 self._advance(tracked, chunk, scores)
-                deltas += self._deltas(tracked, sampled)
+                deltas += self._deltas(tracked, chunk, sampled)
         return deltas
 
     def drain_started(self) -> tuple[str, ...]:
@@ -48,23 +52,45 @@ class Harvest:
         if family.scores is not None:
             family.scores += scores
 
-    def _deltas(self, tracked: Tracked, sampled: TokenLogprob | None) -> list[TokenDelta]:
+    def _deltas(
+        self, tracked: Tracked, chunk: Chunk, sampled: tuple[TokenLogprob, ...]
+    ) -> list[TokenDelta]:
         """What clients hear of the step: mostly one token; all ends where no output is wanted."""
         sequence, family = tracked.sequence, tracked.family
         if sequence.request.stopping.max_tokens == 0:
             return self._end_scored(family) if tracked.behind == 0 else []
         if sequence.computed >= sequence.prompt_len and sequence.choice == family.leader:
             self._roster.fork_from(tracked)
-        return [self._append(tracked, sampled)] if sampled is not None else []
+        return [self._append(tracked, chunk, sampled)] if sampled else []
 
-    def _append(self, tracked: Tracked, sampled: TokenLogprob) -> TokenDelta:
-        tracked.sequence.tokens.append(sampled.token)
-        self.sampled += 1
-        finish = finish_reason(tracked.sequence, self._max_model_len)
-        delta = self._delta(tracked, (sampled,), finish)
+    def _append(
+        self, tracked: Tracked, chunk: Chunk, sampled: tuple[TokenLogprob, ...]
+    ) -> TokenDelta:
+        """What came after the chunk's tokens, and after each guess that was right."""
+        taken: list[TokenLogprob] = []
+        finish = None
+        for one in confirmed(chunk.guesses, sampled):
+            tracked.sequence.tokens.append(one.token)
+            taken.append(one)
+            finish = finish_reason(tracked.sequence, self._max_model_len)
+            if finish is not None:
+                break
+        self._count(tracked, chunk, len(taken))
+        delta = self._delta(tracked, tuple(taken), finish)
         if finish is not None:
             self._roster.end(tracked)
         return delta
+
+    def _count(self, tracked: Tracked, chunk: Chunk, taken: int) -> None:
+        """So many tokens were sampled: before the last of them stand guesses that were right."""
+        right = taken - 1
+        self._tables.advance(tracked, right)
+        self.computed += right
+        self.sampled += taken
+        self.guessed += len(chunk.guesses)
+        self.right += right
+        if chunk.guesses and tracked.lookup is not None:
+            tracked.lookup.learn(len(chunk.guesses), right)
 
     def _end_scored(self, family: Family) -> list[TokenDelta]:
         """The prompt is computed and no output is wanted: all choices are alike, and done."""

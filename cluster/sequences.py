@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from cluster.errors import IllegalTransition
+from cluster.lookup import Lookup
 from cluster.messages import Assignment, FinishReason, PageHash, Request, TokenLogprob
 from cluster.reports import HeldRequest
 from cluster.steps import Chunk, Sequence
@@ -59,7 +60,7 @@ class Tracked:
 
     `order` is its place in both lines (see `place_of`). `hashes` are those of its full
     pages as far as they were needed yet; those of the tokens that it came with are there from the
-    start.
+    start. `lookup` guesses how it goes on, where that is wanted.
     """
 
     sequence: Sequence
@@ -67,6 +68,7 @@ class Tracked:
     order: Place
     hashes: list[PageHash]
     state: State = State.WAITING
+    lookup: Lookup | None = None
 
     def move(self, to: State) -> None:
         """Change the state. Raises IllegalTransition, changing nothing, where the table says no."""

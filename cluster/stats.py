@@ -15,8 +15,8 @@ class EngineStats:
     used + cached + free = total: `used_pages` belong to live sequences, `cached_pages` are kept
     only for their prefix and may be reused at once. `host_pages` are kept in host memory, whatever
     the pool holds of them; `pages_saved` went there, `pages_loaded` came back. `pauses` are the
-    watermark's, `preemptions` for want of pages. `compiled`: by a program made for the model, not
-    by its layers one by one.
+    watermark's, `preemptions` for want of pages. Of `tokens_guessed` ahead of their turn so many
+    were `guesses_right`. `compiled`: by a program made for the model, not by its layers one by one.
     """
 
     steps: int
@@ -34,6 +34,8 @@ class EngineStats:
     tokens_computed: int
     tokens_sampled: int
     prefix_hit_tokens: int
+    tokens_guessed: int
+    guesses_right: int
     compiled: bool
 
 

@@ -42,6 +42,7 @@ class Sequence:
 class Chunk:
     """Compute `sequence.tokens[start : start + count]`; sample the next token after it if asked.
 
+    `guesses` of the tokens after it are computed too, and the next one after each is sampled.
     `score_prompt` asks for the log probabilities of the prompt tokens at positions
     `start + 1 .. start + count` (as far as the prompt goes), which this chunk's logits give.
     """
@@ -51,6 +52,12 @@ class Chunk:
     count: int
     samples: bool
     score_prompt: bool = False
+    guesses: tuple[int, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """Tokens computed."""
+        return self.count + len(self.guesses)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,18 +104,18 @@ class StepPlan:
 class StepResult:
     """What the forward pass gave.
 
-    `sampled` holds one entry for each chunk with `samples`, in the plan's order, and
-    `prompt_scores` one tuple for each chunk with `score_prompt`, in the plan's order.
+    For each chunk with `samples`, in the plan's order, `sampled` holds what comes after its tokens
+    and after each of its guesses, and for each with `score_prompt` `prompt_scores` holds one tuple.
     """
 
-    sampled: tuple[TokenLogprob, ...]
+    sampled: tuple[tuple[TokenLogprob, ...], ...]
     prompt_scores: tuple[tuple[TokenLogprob, ...], ...] = ()
 
 
 def pair(
     plan: StepPlan, result: StepResult
-) -> Iterator[tuple[Chunk, TokenLogprob | None, tuple[TokenLogprob, ...]]]:
-    """Each chunk with its sampled token and its prompt scores, None and () if not asked for.
+) -> Iterator[tuple[Chunk, tuple[TokenLogprob, ...], tuple[TokenLogprob, ...]]]:
+    """Each chunk with what was sampled for it and its prompt scores, () if not asked for.
 
     Raises LedgerBroken where plan and result do not fit together.
     """
@@ -120,6 +127,6 @@ def pair(
     for chunk in plan.chunks:
         yield (
             chunk,
-            next(sampled) if chunk.samples else None,
+            next(sampled) if chunk.samples else (),
             next(scores) if chunk.score_prompt else (),
         )

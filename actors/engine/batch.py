@@ -26,6 +26,11 @@ MAX_GROUP_TOKENS = 65_536
 """Context tokens gathered at once for one group of decodes: bounds the scratch memory."""
 
 
+MOST_ALONE = 8
+"""Rows of a chunk up to which each reads its pages in place, where decodes do: gathering the pages
+costs more for so few, and what one row has read is still near when the next one does."""
+
+
 @dataclass(frozen=True, slots=True)
 class Read:
     """Attention of the rows `rows`: `sequences` sequences with an equal number of queries each.
@@ -161,20 +166,20 @@ def _layout(chunks: list[Chunk], copies: Sequence[PageCopy]) -> Layout:
     return Layout(
         copies=_ints(chain((c.source for c in copies), (c.target for c in copies))),
         starts=_ints(chunk.start for chunk in chunks),
-        counts=_ints(chunk.count for chunk in chunks),
+        counts=_ints(chunk.rows for chunk in chunks),
         sizes=_ints(len(table) for table in tables),
         tokens=_tokens(chunks),
         tables=np.concatenate(tables),
     )
 
 
-def _row_order(chunk: Chunk) -> tuple[bool, int]:
-    return chunk.count > 1, -(chunk.start + chunk.count)
+def _row_order(chunk: Chunk) -> tuple[bool, bool, int]:
+    return chunk.rows > MOST_ALONE, chunk.rows > 1, -(chunk.start + chunk.rows)
 
 
 def _tokens(chunks: list[Chunk]) -> Ints:
-    known = (c.sequence.tokens[c.start : c.start + c.count] for c in chunks)
-    return _ints(chain.from_iterable(known))
+    parts = ((c.sequence.tokens[c.start : c.start + c.count], c.guesses) for c in chunks)
+    return _ints(chain.from_iterable(chain.from_iterable(parts)))
 
 
 def _ints(numbers: Iterable[int]) -> Ints:
@@ -186,7 +191,7 @@ def _alone(in_place: InPlace, counts: Ints) -> int:
         case InPlace.ALL:
             return int(counts.sum())
         case InPlace.DECODES:
-            return int((counts == 1).sum())
+            return int(counts[counts <= MOST_ALONE].sum())
         case InPlace.NONE:
             return 0
 

@@ -27,7 +27,7 @@ from actors.engine.runner import Forward, ModelRunner
 from actors.engine.transfer import PageTransfer, layout_of
 from cluster.batching import Batcher, Progress
 from cluster.blocks import BlockPool
-from cluster.config import ModelConfig
+from cluster.config import BatchingConfig, ModelConfig
 from cluster.errors import InvalidRequest, UnsupportedModel
 from cluster.findable import PageEvents
 from cluster.host_tier import HostTier
@@ -37,6 +37,9 @@ from cluster.stats import EngineStats
 from cluster.watermark import OFF, marks
 
 logger = logging.getLogger(__name__)
+
+GUESSES = 4
+"""Tokens guessed a step of a stream unless configured, on CPUs (docs/performance.md)."""
 
 
 class Engine:
@@ -153,6 +156,8 @@ class Engine:
             tokens_computed=batching.tokens_computed,
             tokens_sampled=batching.tokens_sampled,
             prefix_hit_tokens=batching.prefix_hit_tokens,
+            tokens_guessed=batching.tokens_guessed,
+            guesses_right=batching.guesses_right,
             compiled=self._prove is None,
         )
 
@@ -230,10 +235,19 @@ def build_engine(loaded: PreTrainedModel, model: ModelConfig, gang: Gang | None 
         runner,
         partial(prove_program, loaded, fitted.layers),
         pool,
-        Batcher(pool, model.steps, capacity.max_model_len, watermark),
+        Batcher(pool, _steps(loaded, model), capacity.max_model_len, watermark),
         capacity,
         transfer,
     )
+
+
+def _steps(loaded: PreTrainedModel, model: ModelConfig) -> BatchingConfig:
+    """What a step may hold. On GPUs nothing is guessed unasked: a step of decodes alone is faster
+    there."""
+    if model.steps.prompt_lookup_tokens is not None:
+        return model.steps
+    guesses = GUESSES if loaded.device.type == "cpu" else 0
+    return model.steps.model_copy(update={"prompt_lookup_tokens": guesses})
 
 
 def _pace(loaded: PreTrainedModel, model: ModelConfig, gang: Gang | None) -> ThreadPace | None:

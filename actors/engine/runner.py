@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain, islice
 from time import perf_counter
 
 import torch
@@ -74,17 +75,28 @@ class ModelRunner:
         batch = build_batch(plan, self._cache)
         sampling = [i for i, chunk in enumerate(plan.chunks) if chunk.samples]
         scoring = [i for i, chunk in enumerate(plan.chunks) if chunk.score_prompt]
-        last_rows = [batch.first_row[i] + plan.chunks[i].count - 1 for i in sampling]
+        sampled_rows = [_sampled_rows(plan.chunks[i], batch.first_row[i]) for i in sampling]
         scored_rows = [_scored_rows(plan.chunks[i], batch.first_row[i]) for i in scoring]
-        logits = self.logits(batch, [*last_rows, *(row for rows in scored_rows for row in rows)])
+        logits = self.logits(batch, [*chain(*sampled_rows, *scored_rows)])
+        count = sum(map(len, sampled_rows))
         return StepResult(
-            sampled=self._sampler.sample(
-                logits[: len(sampling)], [plan.chunks[i].sequence for i in sampling]
-            ),
-            prompt_scores=_scores(
-                logits[len(sampling) :], [plan.chunks[i] for i in scoring], scored_rows
-            ),
+            sampled=self._sample(logits[:count], [plan.chunks[i] for i in sampling]),
+            prompt_scores=_scores(logits[count:], [plan.chunks[i] for i in scoring], scored_rows),
         )
+
+    def _sample(
+        self, logits: Tensor, chunks: Sequence[Chunk]
+    ) -> tuple[tuple[TokenLogprob, ...], ...]:
+        """What comes after each chunk's tokens and after each of its guesses, a row for each."""
+        wanted = [(c.sequence, i) for c in chunks for i in range(1 + len(c.guesses))]
+        sampled = iter(
+            self._sampler.sample(
+                logits,
+                [sequence for sequence, _ in wanted],
+                [sequence.output_len + ahead for sequence, ahead in wanted],
+            )
+        )
+        return tuple(tuple(islice(sampled, 1 + len(c.guesses))) for c in chunks)
 
     def use(self, forward: Forward) -> None:
         """Compute by `forward` from the next step on; the model is let go."""
@@ -112,6 +124,12 @@ class ModelRunner:
         if self._pace:
             self._pace.note(rows, threads, perf_counter() - begun)
             use_threads(ours)
+
+
+def _sampled_rows(chunk: Chunk, first_row: int) -> range:
+    """The rows of its last known token and of its guesses."""
+    last = first_row + chunk.count - 1
+    return range(last, last + 1 + len(chunk.guesses))
 
 
 def _scored_rows(chunk: Chunk, first_row: int) -> range:

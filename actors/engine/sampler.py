@@ -36,29 +36,32 @@ class Sampler:
         self._philox = np.random.Philox(key=0)
         self._state = self._philox.state
 
-    def sample(self, logits: Tensor, sequences: Many[Sequence]) -> tuple[TokenLogprob, ...]:
-        """The next token of each of `sequences`; `logits` is `[len(sequences), vocab]`.
+    def sample(
+        self, logits: Tensor, sequences: Many[Sequence], places: Many[int] | None = None
+    ) -> tuple[TokenLogprob, ...]:
+        """A token of each of `sequences`; `logits` is `[len(sequences), vocab]`.
 
+        Row `i` is for the token at `places[i]` of its sequence's output, by default the next.
         Log probabilities are filled in only for sequences whose request asks for them.
         """
         if not sequences:
             return ()
         raw = logits.float()
-        tokens = self._choose(adjust(raw, sequences), sequences)
+        places = places or [sequence.output_len for sequence in sequences]
+        tokens = self._choose(adjust(raw, sequences), sequences, places)
         return _with_logprobs(raw, tokens, sequences)
 
-    def _choose(self, logits: Tensor, sequences: Many[Sequence]) -> list[int]:
+    def _choose(self, logits: Tensor, sequences: Many[Sequence], places: Many[int]) -> list[int]:
         drawn = [row for row, sequence in enumerate(sequences) if not _is_greedy(sequence)]
         if len(drawn) == len(sequences):
-            return self._draw(logits, sequences)
+            return self._draw(logits, sequences, places)
         tokens: list[int] = logits.argmax(dim=-1).tolist()
-        for row, token in zip(
-            drawn, self._draw(logits[drawn], [sequences[row] for row in drawn]), strict=True
-        ):
+        own = [sequences[row] for row in drawn], [places[row] for row in drawn]
+        for row, token in zip(drawn, self._draw(logits[drawn], *own), strict=True):
             tokens[row] = token
         return tokens
 
-    def _draw(self, logits: Tensor, sequences: Many[Sequence]) -> list[int]:
+    def _draw(self, logits: Tensor, sequences: Many[Sequence], places: Many[int]) -> list[int]:
         """One token a row from the distribution left by temperature, top_k, top_p and min_p."""
         if not sequences:
             return []
@@ -68,17 +71,17 @@ class Sampler:
         probs = _filter(probs, sampling)
         cumulative = probs.cumsum(dim=-1, dtype=torch.float64)
         total = cumulative[:, -1:]
-        uniforms = _column([self._uniform(s) for s in sequences], total)
+        uniforms = _column(list(map(self._uniform, sequences, places)), total)
         # Strictly below the total, whatever rounding does, so that the token found has a chance.
         target = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
         chosen: list[int] = torch.searchsorted(cumulative, target, right=True)[:, 0].tolist()
         return chosen
 
-    def _uniform(self, sequence: Sequence) -> float:
+    def _uniform(self, sequence: Sequence, place: int) -> float:
         """A number in [0, 1) that depends on (seed, output position, choice) alone."""
         inner = self._state["state"]
         inner["key"][:] = sequence.request.sampling.seed % 2**64, 0
-        inner["counter"][:] = sequence.output_len, sequence.choice, 0, 0
+        inner["counter"][:] = place, sequence.choice, 0, 0
         self._philox.state = self._state
         return (int(self._philox.random_raw()) >> 11) * 2.0**-53
 

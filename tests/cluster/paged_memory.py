@@ -46,10 +46,10 @@ class PagedMemory:
         self._copy(plan.copies)
         self._load(plan.loads)
         for chunk in plan.chunks:
-            for position in range(chunk.start, chunk.start + chunk.count):
+            for position in range(chunk.start, chunk.start + chunk.rows):
                 self._slots[self._slot(chunk, position)] = _held(chunk, position)
         for chunk in plan.chunks:
-            for position in range(chunk.start + chunk.count):
+            for position in range(chunk.start + chunk.rows):
                 held = self._slots.get(self._slot(chunk, position))
                 assert held == _held(chunk, position), (chunk, position, held)
         return StepResult(
@@ -135,17 +135,25 @@ def assignment(
 
 
 def _held(chunk: Chunk, position: int) -> Held:
-    return chunk.sequence.request.tenant, _prefix(chunk, position)
+    return chunk.sequence.request.tenant, _computed(chunk)[: position + 1]
 
 
 def _prefix(chunk: Chunk, position: int) -> Prefix:
     return tuple(chunk.sequence.tokens[: position + 1])
 
 
-def _sample(chunk: Chunk) -> TokenLogprob:
-    known = tuple(chunk.sequence.tokens)
-    assert chunk.start + chunk.count == len(known)
-    return TokenLogprob(next_token(known, chunk.sequence.choice), -1.0)
+def _computed(chunk: Chunk) -> Prefix:
+    """All that has KV after the chunk, guesses too."""
+    return (*chunk.sequence.tokens[: chunk.start + chunk.count], *chunk.guesses)
+
+
+def _sample(chunk: Chunk) -> tuple[TokenLogprob, ...]:
+    known, computed = len(chunk.sequence.tokens), _computed(chunk)
+    assert chunk.start + chunk.count == known
+    ends = range(known, len(computed) + 1)
+    return tuple(
+        TokenLogprob(next_token(computed[:end], chunk.sequence.choice), -1.0) for end in ends
+    )
 
 
 def _scores(chunk: Chunk) -> tuple[TokenLogprob, ...]:

@@ -76,6 +76,7 @@ class BatcherHistories(RuleBasedStateMachine):
         gather_copies=st.booleans(),
         host_slots=st.sampled_from([0, 0, 1, 2, 5, 40]),
         high_water=st.sampled_from([1.0, 0.85, 0.6, 0.3]),
+        guesses=st.sampled_from([4, 0, 2]),
     )
     def start(
         self,
@@ -88,10 +89,15 @@ class BatcherHistories(RuleBasedStateMachine):
         gather_copies: bool,
         host_slots: int,
         high_water: float,
+        guesses: int,
     ) -> None:
         pages = -(-max_model_len // block_size) + spare_pages
         self.pool = BlockPool(pages, block_size, prefix_caching, HostTier(host_slots))
-        self.config = BatchingConfig(max_num_seqs=max_num_seqs, max_batch_tokens=max_batch_tokens)
+        self.config = BatchingConfig(
+            max_num_seqs=max_num_seqs,
+            max_batch_tokens=max_batch_tokens,
+            prompt_lookup_tokens=guesses,
+        )
         watermark = Watermark(high_water * pages, 0.8 * high_water * pages)
         watermark = watermark if host_slots else OFF
         self.batcher = Batcher(self.pool, self.config, max_model_len, watermark)
@@ -194,7 +200,7 @@ class BatcherHistories(RuleBasedStateMachine):
         assert (plan is not None) == busy
         if plan is None:
             return
-        assert 0 < sum(c.count for c in plan.chunks) <= self.config.max_batch_tokens
+        assert 0 < sum(c.rows for c in plan.chunks) <= self.config.max_batch_tokens
         assert len(plan.chunks) <= self.config.max_num_seqs
         planned = {chunk.sequence.request.request_id for chunk in plan.chunks}
         assert planned == set(self.batcher.computing())

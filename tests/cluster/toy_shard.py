@@ -32,9 +32,12 @@ class ToyShard:
         context: int = MAX_MODEL_LEN,
         slots: int = 0,
         watermark: Watermark = OFF,
+        guesses: int = 0,
     ) -> None:
         self.pool = BlockPool(pages, BLOCK_SIZE, prefix_caching, HostTier(slots))
-        config = BatchingConfig(max_num_seqs=seqs, max_batch_tokens=budget)
+        config = BatchingConfig(
+            max_num_seqs=seqs, max_batch_tokens=budget, prompt_lookup_tokens=guesses
+        )
         self.batcher = Batcher(self.pool, config, context, watermark)
         self.memory = PagedMemory(BLOCK_SIZE)
         self.deltas: list[TokenDelta] = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from actors.engine.batch import Read, StepBatch, build_batch
@@ -52,11 +54,19 @@ def test_slots_follow_the_block_table() -> None:
 
 
 def test_decodes_read_in_place_where_a_kernel_can() -> None:
-    chunks = [chunk(0, 3, [9]), chunk(5, 1, [1, 2]), chunk(9, 1, [3, 4, 5])]
+    chunks = [chunk(0, 9, [9, 8, 7]), chunk(5, 1, [1, 2]), chunk(9, 1, [3, 4, 5])]
     batch = batch_of(*chunks, in_place=InPlace.DECODES)
     assert batch.alone == 2
-    assert [read.rows for read in batch.reads(None)] == [slice(2, 5)]
-    assert batch_of(*chunks, in_place=InPlace.ALL).alone == 5
+    assert [read.rows for read in batch.reads(None)] == [slice(2, 11)]
+    assert batch_of(*chunks, in_place=InPlace.ALL).alone == 11
+
+
+def test_guesses_are_rows_behind_the_known_token_and_read_in_place_with_it() -> None:
+    decode = replace(chunk(5, 1, [1, 2]), guesses=(7, 8))
+    batch = batch_of(chunk(0, 9, [9, 8, 7]), decode, in_place=InPlace.DECODES)
+    assert batch.tokens[0, :3].tolist() == [105, 7, 8]
+    assert batch.positions[0, :3].tolist() == [5, 6, 7]
+    assert batch.alone == 3
 
 
 def test_every_row_finds_the_pages_of_its_sequence() -> None:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from actors.engine.kernels import attend_rows
@@ -50,20 +51,44 @@ class Pages:
         self.tables = torch.randperm(count, generator=generator)[: len(LENGTHS) * self.width]
 
     def attend(self, rows: list[int], window: int = 0, softcap: float = 0.0) -> Tensor:
-        out = torch.empty(len(rows), self.shape.heads, self.shape.value_dim, dtype=self.keys.dtype)
+        size = (1, len(rows), self.shape.heads, self.shape.value_dim)
+        out = torch.empty(size, dtype=self.keys.dtype)
+        last = np.array([LENGTHS[row] - 1 for row in rows])
+        first_page = np.array([row * self.width for row in rows])
         attend_rows(
-            seen(self.query[rows]),
+            seen(self.query[rows].transpose(0, 1)[None]),
+            *(seen(new) for new in self.take_out(rows)),
             seen(self.keys),
             seen(self.values),
+            self.slots(rows),
             self.tables.numpy(),
-            np.array([row * self.width for row in rows]),
-            np.array([LENGTHS[row] - 1 for row in rows]),
+            first_page,
+            last,
+            len(rows),
             window,
             np.float32(self.shape.key_dim**-0.5),
             np.float32(softcap),
             seen(out),
         )
-        return out
+        return out[0]
+
+    def slots(self, rows: list[int]) -> NDArray[np.int64]:
+        """Where the last token of each row lies."""
+        last = torch.tensor([LENGTHS[row] - 1 for row in rows])
+        at = torch.tensor(rows) * self.width + last // self.shape.block_size
+        slots: NDArray[np.int64] = (
+            self.tables[at] * self.shape.block_size + last % self.shape.block_size
+        ).numpy()
+        return slots
+
+    def take_out(self, rows: list[int]) -> list[Tensor]:
+        """Key and value of the last token of each row, which are in its pages no more."""
+        taken = []
+        for kept in (self.keys, self.values):
+            flat, slots = kept.flatten(0, 1), torch.from_numpy(self.slots(rows))
+            taken.append(flat[slots].transpose(0, 1)[None])
+            flat[slots] = 7.0
+        return taken
 
     def expected(self, row: int, window: int, softcap: float) -> Tensor:
         pages = self.tables[row * self.width : (row + 1) * self.width]
