@@ -64,7 +64,7 @@ def param_path(location: Location) -> str:
 
 def _sentence(problem: Any) -> str:
     """Our own kinds of problems have their sentence for a message."""
-    sentence = SENTENCES.get(problem["type"], problem["msg"])
+    sentence: str = SENTENCES.get(problem["type"], problem["msg"])
     context = {name: _in_json(value) for name, value in problem.get("ctx", {}).items()}
     return sentence.format(**context)
 
