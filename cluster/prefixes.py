@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
 from typing import NamedTuple
 
 from cluster.errors import LedgerBroken
@@ -142,16 +141,19 @@ class PrefixIndex:
     def match(self, pages: Sequence[PageHash]) -> Match:
         """Who holds how many of the leading `pages`; changes nothing."""
         levels: list[tuple[int, int]] = []
-        alive, depth = EVERYBODY, 0
-        for holders, alike in groupby(map(self._holders.get, pages)):
-            further = alive & holders if holders else 0
-            if further != alive:
-                if depth:
-                    levels.append((depth, alive))
-                alive = further
-                if not alive:
-                    break
-            depth += len(list(alike))
+        alive = before = EVERYBODY
+        depth = 0
+        for holders in map(self._holders.get, pages):
+            if holders is not before:  # most pages share one integer with the page before
+                further = alive & holders if holders else 0
+                if further != alive:
+                    if depth:
+                        levels.append((depth, alive))
+                    alive = further
+                    if not alive:
+                        break
+                before = holders
+            depth += 1
         if alive > 0:
             levels.append((depth, alive))
         levels.reverse()
