@@ -141,8 +141,8 @@ class PrefixIndex:
     def match(self, pages: Sequence[PageHash]) -> Match:
         """Who holds how many of the leading `pages`; changes nothing."""
         levels: list[tuple[int, int]] = []
-        alive = before = EVERYBODY
-        depth = 0
+        alive, depth = EVERYBODY, 0
+        before: int | None = EVERYBODY
         for holders in map(self._holders.get, pages):
             if holders is not before:  # most pages share one integer with the page before
                 further = alive & holders if holders else 0
@@ -160,7 +160,13 @@ class PrefixIndex:
         return Match(levels, self._bits, self._names) if levels else NOTHING
 
     def use(self, pages: Sequence[PageHash]) -> None:
-        """These pages, all of them known, were of use, and are forgotten later for it."""
+        """These pages, all of them known, were of use, and are forgotten later for it.
+
+        That is noted once the index is half full: nothing is forgotten before it is full, and by
+        then who is used at all was noted.
+        """
+        if 2 * self._size < self._max_pages:
+            return
         move_to_end = self._holders.move_to_end
         for page in reversed(pages):
             move_to_end(page)
