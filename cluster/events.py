@@ -1,7 +1,7 @@
 """What happens to the scheduler (events), and what it has others told (instructions).
 
 None of them crosses a process; they are messages because each request makes some of them, and a
-message is made in half the time of another frozen dataclass.
+message is made more quickly than another frozen dataclass.
 """
 
 from __future__ import annotations

@@ -120,6 +120,7 @@ def http(gateways: tuple[Gateway, Gateway], tmp_path: Path) -> Iterator[httpx.Cl
     """Speaks to them through HAProxy, which always tries the dying one first."""
     port, config = free_port(), tmp_path / "haproxy.cfg"
     dying, living = (gateway.server_address[1] for gateway in gateways)
+    (tmp_path / "500.http").write_text("HTTP/1.1 500 As Serve says\r\n\r\n")
     config.write_text(LIVE.format(folder=tmp_path, port=port, dying=dying, living=living))
     environment = {**os.environ, "SHOAL_HAPROXY": str(get_haproxy_binary())}
     with (
