@@ -89,6 +89,21 @@ class Admission:
         per_second = self._rates[submission.model].per_second
         return None if per_second is None else ahead / per_second
 
+    def foreseen_s(self, submission: Submission, shards: ModelShards, now: float) -> float | None:
+        """As `wait_s`; where none of `shards` is there yet, after what is left of loading one."""
+        wait_s = self.wait_s(submission)
+        if len(shards) or wait_s is None:
+            return wait_s
+        loading_s = self._loading_s(submission.model, now)
+        return None if loading_s is None else loading_s + wait_s
+
+    def _loading_s(self, model: str, now: float) -> float | None:
+        """As the last time, of which some has passed where somebody waits already; None where it
+        never was, or takes longer now.
+        """
+        left_s = self._unserved_s.get(model, 0.0) - (now - self._unserved_since.get(model, now))
+        return left_s if left_s > 0 else None
+
     def objection(self, waiting: Waiting, shards: ModelShards, now: float) -> RefusalKind | None:
         """Why it cannot be served any more by `shards`, all those of its model.
 

@@ -207,7 +207,7 @@ class Dispatch:
         runs = bool(candidates) and self.granting.may_run(waiting, shards, now)
         return Forecast(
             refusal=self._foreseen(waiting, shards, runs, now),
-            wait_s=self.admission.wait_s(submission),
+            wait_s=self.admission.foreseen_s(submission, shards, now),
             ahead_tokens=self._books.queues.ahead(submission),
             candidates=candidates,
         )

@@ -22,6 +22,7 @@ class Forecast:
     """What would become of a request submitted at this moment.
 
     It would be refused, or wait about `wait_s` (None: nobody knows how long) behind `ahead_tokens`.
+    Where its model has no shard, that counts loading one, as long as it took the last time.
     `candidates` are the shards it would have the choice of now, cheapest first.
     """
 

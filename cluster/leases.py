@@ -150,8 +150,8 @@ class LeaseBook:
 
         A lease may wait long in its shard's own queue, which no report mentions but a full one.
         """
-        for entry in self.unclaimed.pop_granted_by(now - self._claim_timeout_s):
-            self._shards[entry.lease.shard.shard].resync = True
+        for request_id in self.unclaimed.doubt(now - self._claim_timeout_s):
+            self._shards[self._entries[request_id].lease.shard.shard].resync = True
 
     def _happen(self, shard: ShardBook, report: ShardReport, now: float) -> None:
         self._shards.changed(shard)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
 from typing import NamedTuple
 
 from cluster.errors import LedgerBroken
@@ -143,22 +142,31 @@ class PrefixIndex:
         """Who holds how many of the leading `pages`; changes nothing."""
         levels: list[tuple[int, int]] = []
         alive, depth = EVERYBODY, 0
-        for holders, alike in groupby(map(self._holders.get, pages)):
-            further = alive & holders if holders else 0
-            if further != alive:
-                if depth:
-                    levels.append((depth, alive))
-                alive = further
-                if not alive:
-                    break
-            depth += len(list(alike))
+        before: int | None = EVERYBODY
+        for holders in map(self._holders.get, pages):
+            if holders is not before:  # most pages share one integer with the page before
+                further = alive & holders if holders else 0
+                if further != alive:
+                    if depth:
+                        levels.append((depth, alive))
+                    alive = further
+                    if not alive:
+                        break
+                before = holders
+            depth += 1
         if alive > 0:
             levels.append((depth, alive))
         levels.reverse()
         return Match(levels, self._bits, self._names) if levels else NOTHING
 
     def use(self, pages: Sequence[PageHash]) -> None:
-        """These pages, all of them known, were of use, and are forgotten later for it."""
+        """These pages, all of them known, were of use, and are forgotten later for it.
+
+        That is noted once the index is half full: nothing is forgotten before it is full, and by
+        then who is used at all was noted.
+        """
+        if 2 * self._size < self._max_pages:
+            return
         move_to_end = self._holders.move_to_end
         for page in reversed(pages):
             move_to_end(page)

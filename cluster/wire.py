@@ -38,6 +38,6 @@ def _initializer(made: type[Any]) -> Callable[..., None]:
         known |= {f"set_{one.name}": getattr(made, one.name).__set__, f"_{one.name}": one.default}
         given.append(one.name if one.default is MISSING else f"{one.name}=_{one.name}")
         body.append(f"set_{one.name}(self, {one.name})")
-    exec(f"def __init__({', '.join(given)}): {'; '.join(body)}", known)
+    exec(f"def __init__({', '.join(given)}): {'; '.join(body) or 'pass'}", known)
     initializer: Callable[..., None] = known["__init__"]
     return initializer

@@ -36,8 +36,7 @@ class ApiKeys:
         """
         if config.mode == "none":
             return cls({})
-        pairs = map(_tenant_and_key, environ.get(config.keys_env, "").split(","))
-        tenants = {key: tenant for tenant, key in pairs if key}
+        tenants = read_keys(environ.get(config.keys_env, ""))
         if not tenants:
             raise ConfigError(
                 f"no API keys: set the environment variable {config.keys_env} to `key` or"
@@ -63,6 +62,12 @@ class ApiKeys:
         if found is None:
             raise NotAuthenticated("this API key is not known here")
         return found
+
+
+def read_keys(value: str) -> dict[str, str]:
+    """The tenant of each key in `key` or `tenant:key`, several by commas."""
+    pairs = map(_tenant_and_key, value.split(","))
+    return {key: tenant for tenant, key in pairs if key}
 
 
 def tenant_salt(tenant: str) -> bytes:

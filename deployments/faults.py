@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from pydantic import ValidationError
 from starlette.responses import Response
 
 from cluster.errors import (
@@ -28,8 +27,6 @@ from cluster.errors import (
     ShoalError,
     UnsupportedField,
 )
-
-Location = tuple[int | str, ...]
 
 
 class Verdict(NamedTuple):
@@ -99,36 +96,6 @@ def error_response(
 
 def fault_response(error: ShoalError) -> Response:
     return error_response(verdict(error).status, fault_body(error), fault_headers(error))
-
-
-def refuse(problems: Sequence[Any]) -> InvalidRequest:
-    """The first of pydantic's problems, told in the caller's own terms."""
-    problem = problems[0]
-    param = param_path(problem["loc"])
-    if problem["type"] == "extra_forbidden":
-        return UnsupportedField(f"`{param}` is not supported here", param)
-    return InvalidRequest(f"`{param}`: {problem['msg']}{_got(problem['input'])}", param)
-
-
-def refuse_invalid(error: ValidationError) -> InvalidRequest:
-    return refuse(error.errors(include_url=False, include_context=False))
-
-
-def param_path(location: Location) -> str:
-    """`messages[0].content`, without the tags of union members, which stand in angle brackets."""
-    path = ""
-    for part in location:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        elif not part.startswith(("<", "[")):
-            path += f".{part}" if path else part
-    return path
-
-
-def _got(value: object) -> str:
-    if isinstance(value, str):
-        value = value[:80]
-    return f" (got {value!r:.80})" if isinstance(value, str | int | float) else ""
 
 
 def _param(error: ShoalError) -> str | None:

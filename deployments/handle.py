@@ -19,7 +19,7 @@ OnePrompt = Annotated[
     Discriminator(
         one_or_list,
         custom_error_type="text_or_ids",
-        custom_error_message="Input should be text or a list of token ids",
+        custom_error_message="must be text or a list of token ids",
     ),
 ]
 

@@ -39,7 +39,7 @@ class ChatMessage(Wire):
         Discriminator(
             one_or_list,
             custom_error_type="text_or_parts",
-            custom_error_message="Input should be a string or a list of text parts",
+            custom_error_message="must be a string or a list of text parts",
         ),
     ]
     name: Annotated[Text, Field(max_length=MAX_NAME)] | None = None
@@ -152,7 +152,7 @@ Prompt = Annotated[
     Discriminator(
         prompt_kind,
         custom_error_type="prompt_kind",
-        custom_error_message="Input should be text, token ids, or a list of either",
+        custom_error_message="must be text, token ids, or a list of either",
     ),
 ]
 

@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from cluster.errors import InvalidRequest
-from deployments.faults import refuse_invalid
+from deployments.refusals import refuse_invalid
 
 COMPLETION_TOKENS = 16
 """What OpenAI generates for a prompt, as opposed to messages, where no limit is given."""
@@ -56,7 +56,7 @@ def _whole(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError("Input holds half of a surrogate pair") from None
+        raise ValueError("holds half of a surrogate pair, which is no text") from None
     return text
 
 
@@ -68,7 +68,7 @@ StopStrings = Annotated[
     Discriminator(
         one_or_list,
         custom_error_type="text_or_texts",
-        custom_error_message="Input should be a string or a list of strings",
+        custom_error_message="must be a string or a list of strings",
     ),
 ]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]

@@ -23,9 +23,10 @@ from cluster.explanations import Explanation, Forecast
 from cluster.isolation import Isolation
 from cluster.messages import Decision, ShardRef, Submission
 from cluster.stats import ClusterStats, ShardStats
-from deployments.readiness import Readiness
+from deployments.readiness import Readiness, readiness_of
 
 STATS_TIMEOUT_S = 2.0
+FLEET_TIMEOUT_S = 1.0
 HANDLE_ATTEMPTS = 120
 HANDLE_RETRY_S = 0.25
 """Half a minute in all: Serve takes some seconds to start a replica."""
@@ -88,16 +89,20 @@ class Router:
         return stats
 
     async def readiness(self) -> Readiness:
-        """An obstacle is, of each model that should have a living shard and has none, what its
-        shards are about."""
+        """What becomes of the models that no living shard serves."""
         stats = await self._scheduler.stats()
         unserved = self._models - {shard.model for shard in stats.shards}
-        asleep = tuple(sorted((unserved & self._sleepers) - self._stand_ins))
-        missed = sorted(unserved - self._sleepers)
-        if not missed:
-            return Readiness(asleep=asleep)
-        status: FleetStatus = await self._fleet.status.remote()
-        return Readiness(tuple(_in_words(model, status) for model in missed), asleep)
+        status = await self._fleet_status() if unserved else None
+        return readiness_of(unserved, self._sleepers, self._stand_ins, status)
+
+    async def _fleet_status(self) -> FleetStatus | None:
+        """None where no Fleet answers: what serves is served without one."""
+        try:
+            async with asyncio.timeout(FLEET_TIMEOUT_S):
+                status: FleetStatus = await self._fleet.status.remote()
+        except (TimeoutError, RayActorError, RayServeException):
+            return None
+        return status
 
 
 class RouterHandle:
@@ -156,13 +161,3 @@ class RouterHandle:
             else:
                 return decision
         raise SchedulerLost("no router answered")
-
-
-def _in_words(model: str, status: FleetStatus) -> str:
-    members = [member for member in status.members if member.model == model]
-    shards = [f"{m.name} is {m.state} for {m.for_s:.0f} s{_because(m.message)}" for m in members]
-    return ", ".join(shards) or f"{model} has {status.wanted.get(model, 0)} shards wanted"
-
-
-def _because(message: str) -> str:
-    return f" ({message})" if message else ""

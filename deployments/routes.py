@@ -25,10 +25,11 @@ from deployments.bodies import JsonRoute
 from deployments.body_limit import BodyLimit, TooLarge, too_large
 from deployments.doorkeeper import TENANT, Doorkeeper
 from deployments.explaining import add_explanations
-from deployments.faults import error_body, error_response, fault_response, refuse, verdict
+from deployments.faults import error_body, error_response, fault_response, verdict
 from deployments.gateway import Gateway, usage_of
 from deployments.intake import Call
 from deployments.openai import ApiRequest, ChatRequest, CompletionRequest
+from deployments.refusals import refuse
 from deployments.responses import (
     ChatFormat,
     CompletionFormat,
@@ -41,6 +42,9 @@ from deployments.schemas import ChatCompletion, Completion, ErrorBody, ModelCard
 from deployments.sse import DONE, EventStream
 
 CLIENT_CLOSED_REQUEST = 499
+NOT_READY = "requests would not be answered now; who asks with a key is told why"
+"""For strangers."""
+
 FAULTS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorBody, "description": "The caller must change something."},
     "5XX": {"model": ErrorBody, "description": "The server cannot answer."},
@@ -90,12 +94,17 @@ def _add_operations(app: FastAPI, gateway: Gateway) -> None:
     async def health() -> dict[str, str]:
         return {"status": "alive"}
 
-    @app.get("/ready", summary="Would answer a request now")
-    async def ready() -> dict[str, Any]:
+    @app.get("/ready", summary="Would answer a request now", dependencies=[BEARER])
+    async def ready(request: Request) -> dict[str, Any]:
+        """Without a key only whether; with one also which models sleep or load, and what is
+        missing."""
         readiness = await gateway.outside.readiness()
+        stranger = TENANT not in request.scope
         if readiness.obstacles:
-            raise NotReady("; ".join(readiness.obstacles), retry_after_s=1.0)
-        return {"status": "ready", "asleep": readiness.asleep}
+            told = NOT_READY if stranger else "; ".join(readiness.obstacles)
+            raise NotReady(told, retry_after_s=1.0)
+        waited_for = {} if stranger else {"asleep": readiness.asleep, "loading": readiness.loading}
+        return {"status": "ready", **waited_for}
 
     @app.get("/admin/stats", summary="The books of the scheduler and of every shard")
     async def stats() -> dict[str, Any]:

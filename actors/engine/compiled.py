@@ -1,9 +1,9 @@
-"""A model's forward pass as one compiled program, made once a machine and kept in a file.
+"""A model's forward pass as one compiled program, made once a machine and kept in a folder.
 
 transformers' layers are hundreds of small operations a step, and torch repacks a bf16 weight at
 each product. torch's ahead-of-time compiler packs the weights once, writes products for their very
 shapes, and fuses the operations between them (docs/performance.md). It takes minutes and a C++
-compiler, so a shard answers without it at first: the file is made by another process (`python -m
+compiler, so a shard answers without it at first: the program is made by another process (`python -m
 actors.engine.compiled`) and taken into use between two steps, after its logits were compared with
 the model's own.
 """
@@ -21,10 +21,13 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import torch
 import transformers
 from filelock import FileLock
+from torch._inductor.utils import fresh_cache
+from torch.export.pt2_archive._package import AOTICompiledModel
 from transformers import PreTrainedModel
 
 from actors.children import end_with_parent, python_path
@@ -76,19 +79,17 @@ class Wish:
             return load_program(self.path)
         except RuntimeError as error:
             logger.warning("%s cannot be loaded, serving without it: %s", self.path, error)
-            self.path.unlink(missing_ok=True)  # who wishes for it next makes it anew
+            shutil.rmtree(self.path, ignore_errors=True)  # who wishes for it next makes it anew
             return None
 
     def _compile(self) -> bool:
-        command = [sys.executable, "-m", __name__, str(self.folder), self.dtype, str(self.path)]
-        with tempfile.TemporaryDirectory(prefix="shoal-compiling-") as workspace:
-            environment = os.environ | {
-                "PYTHONPATH": python_path(),
-                "TORCHINDUCTOR_CACHE_DIR": workspace,  # hundreds of MB that nobody needs again
-            }
-            made = subprocess.run(
-                command, capture_output=True, text=True, check=False, env=environment
-            )
+        made = subprocess.run(
+            [sys.executable, "-m", __name__, str(self.folder), self.dtype, str(self.path)],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=os.environ | {"PYTHONPATH": python_path()},
+        )
         if made.returncode:
             logger.warning("%s could not be compiled: %s", self.folder, made.stderr[-2000:])
         return made.returncode == 0
@@ -126,31 +127,39 @@ def _program_path(folder: Path, dtype: str, programs: Path) -> Path:
         os.cpu_count(),
     )
     identity = repr((folder.name, weights, dtype, versions, processor))
-    return programs / f"{folder.name}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}.pt2"
+    return programs / f"{folder.name}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
 
 
 def load_program(path: Path) -> Forward:
-    """The program in `path`; seconds, as its weights are unpacked. Raises RuntimeError."""
-    return torch._inductor.aoti_load_package(str(path))
+    """The program in the folder `path`. Raises RuntimeError.
+
+    The library in it is used where it lies: torch would unpack a package for each process anew, in
+    a folder that outlives a process that is killed.
+    """
+    loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1)
+    return AOTICompiledModel(loader)
 
 
 def compile_model(model: PreTrainedModel, path: Path) -> None:
-    """Write the program of `model` to `path`, whole or not at all.
+    """Write the program of `model` to the folder `path`, whole or not at all.
 
     Raises what torch's exporter and compiler raise for a model, or a machine, they cannot serve.
     """
     exported = _export(model)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=_workspace_prefix(path)) as workspace:
-        package = f"{workspace}/program.pt2"
-        with torch.no_grad():  # or nothing is frozen
+        package, program = f"{workspace}/program.pt2", Path(workspace, "program")
+        # The compiler's own files are hundreds of MB that nobody needs again.
+        with fresh_cache(dir=workspace), torch.no_grad():  # or nothing is frozen
             torch._inductor.aoti_compile_and_package(
                 exported, package_path=package, inductor_configs=OPTIONS
             )
-        Path(package).rename(path)
+        with ZipFile(package) as packed:
+            packed.extractall(workspace)
+        program.rename(path)
 
 
 def _workspace_prefix(path: Path) -> str:
-    return f".compiling-{path.stem}-"
+    return f".compiling-{path.name}-"
 
 
 def _export(model: PreTrainedModel) -> torch.export.ExportedProgram:

@@ -112,6 +112,31 @@ def test_an_unclaimed_lease_makes_its_shard_speak_and_expires_if_the_shard_has_n
     assert state(book) is None
 
 
+def test_nothing_is_kept_of_a_lease_to_doubt_it_once_it_is_claimed(book: LeaseBook) -> None:
+    grant(book, now=0.0)
+    [entry] = book.serving("m")["s"].leases.values()
+    book.unclaimed.remove(entry)
+    assert book.unclaimed.doubt(then=0.0) == ()
+    book.unclaimed.add(entry)
+    assert book.unclaimed.doubt(then=0.0) == ("a",)
+    assert book.unclaimed.doubt(then=0.0) == ()
+    book.unclaimed.add(entry)
+    book.move("a", LeaseState.CLAIMED)
+    book.doubt_unclaimed(now=31.0)
+    assert not book.serving("m")["s"].resync
+
+
+def test_a_claimed_lease_that_is_still_to_be_doubted_is_found() -> None:
+    book = LeaseBook(epoch=1, claim_timeout_s=30)
+    book.reconcile(report(1, full=True), now=0.0)
+    grant(book)
+    [entry] = book.serving("m")["s"].leases.values()
+    book.move("a", LeaseState.CLAIMED)
+    book.unclaimed.add(entry)
+    with pytest.raises(LedgerBroken, match="not unclaimed: \\['a'\\]"):
+        book.verify()
+
+
 def test_a_lease_that_waits_in_its_shards_own_queue_does_not_expire(book: LeaseBook) -> None:
     grant(book)
     held = HeldRequest("a", prompt_tokens=32, computed_tokens=0, choices=1)

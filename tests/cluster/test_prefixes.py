@@ -101,6 +101,20 @@ def test_many_equal_holders_take_turns_at_being_first() -> None:
     assert {match.deepest(1, turn)[0] for turn in range(8)} == set("abcdefgh")
 
 
+def test_use_is_noted_from_when_the_index_is_half_full() -> None:
+    index = PrefixIndex(max_pages=5)
+    index.store("a", PAGES[:1])
+    index.store("a", PAGES[1:2])
+    index.use(PAGES[:1])  # two of five: not noted
+    index.store("a", PAGES[2:3])
+    index.use(PAGES[1:2])
+    index.store("a", PAGES[3:5])
+    index.store("a", PAGES[5:])
+    assert [depths(index, [page])["a"] for page in PAGES] == [0, 1, 1, 1, 1, 1]
+    index.store("a", PAGES[:1])
+    assert [depths(index, [page])["a"] for page in PAGES] == [1, 1, 0, 1, 1, 1]
+
+
 def test_matching_changes_nothing_unless_it_was_of_use() -> None:
     index = PrefixIndex(max_pages=2)
     index.store("a", PAGES[:1])

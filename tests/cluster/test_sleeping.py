@@ -8,7 +8,7 @@ import pytest
 
 from cluster.events import ShardGone, Ticked
 from cluster.messages import Decision, Refusal, RefusalKind
-from tests.cluster.test_scheduling import Bench, names, ref
+from tests.cluster.test_scheduling import Bench, names, ref, submission
 
 P0_TIMEOUT_S, P1_TIMEOUT_S = 60, 300
 
@@ -90,6 +90,38 @@ def test_until_it_was_woken_once_nobody_knows_how_long_that_takes(bench: Bench) 
 
     assert isinstance(refusal, Refusal)
     assert refusal.retry_after_s == 60.0
+
+
+def test_a_forecast_for_a_model_that_sleeps_is_as_long_as_waking_took_before(
+    bench: Bench,
+) -> None:
+    asked = submission("b", wakes=True)
+    assert bench.brain.forecast(asked, bench.now).wait_s is None
+    bench.submit("a", wakes=True)
+    bench.now += 12
+    bench.join("s")
+    bench.report("s", 2, ended=("a",))
+    assert bench.brain.forecast(asked, bench.now).wait_s == 0.0
+    bench.happens(ShardGone(ref("s")))
+    bench.now += 1000
+    assert bench.brain.forecast(asked, bench.now).wait_s == 12.0
+
+
+def test_a_forecast_counts_how_long_waking_has_taken_already_and_owns_up_beyond_that(
+    bench: Bench,
+) -> None:
+    bench.submit("a", wakes=True)
+    bench.now += 12
+    bench.join("s")
+    bench.report("s", 2, ended=("a",))
+    bench.happens(ShardGone(ref("s")))
+    bench.submit("b", deadline_s=6.0, wakes=True)
+    bench.now += 6
+    bench.happens(Ticked())
+    asked = submission("c", wakes=True)
+    assert bench.brain.forecast(asked, bench.now).wait_s == 6.0
+    bench.now += 6
+    assert bench.brain.forecast(asked, bench.now).wait_s is None
 
 
 def test_a_full_queue_is_full_also_while_it_wakes(bench: Bench) -> None:

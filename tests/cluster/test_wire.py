@@ -18,12 +18,17 @@ LEASE = Lease(
 
 @message
 class OneField:
-    """The least that a message can be."""
+    """What is told is one value."""
 
     value: int
 
 
-@pytest.mark.parametrize("sent", [LEASE, TokenDelta("q", 0, (5,)), OneField(7)])
+@message
+class NoField:
+    """The least that a message can be: that it came is all it tells."""
+
+
+@pytest.mark.parametrize("sent", [LEASE, TokenDelta("q", 0, (5,)), OneField(7), NoField()])
 def test_a_message_is_equal_to_what_it_is_pickled_to_and_copied_to(sent: object) -> None:
     assert pickle.loads(pickle.dumps(sent)) == sent
     assert copy.deepcopy(sent) == sent

@@ -61,6 +61,25 @@ async def test_probes_need_no_key(client: httpx.AsyncClient, path: str) -> None:
     assert (await client.get(path)).status_code == 200
 
 
+@pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer nemo"}])
+async def test_strangers_learn_whether_it_is_ready_and_no_more(
+    client: httpx.AsyncClient, source: ScriptedTokens, headers: dict[str, str]
+) -> None:
+    assert (await client.get("/ready", headers=headers)).json() == {"status": "ready"}
+    source.before_hold = 0
+    refused = await client.get("/ready", headers=headers)
+    assert refused.status_code == 503
+    assert "the source holds back" not in refused.text
+
+
+async def test_who_has_a_key_learns_why_it_is_not_ready(
+    client: httpx.AsyncClient, source: ScriptedTokens
+) -> None:
+    source.before_hold = 0
+    refused = await client.get("/ready", headers=bearer("plain-key"))
+    assert refused.json()["error"]["message"] == "the source holds back"
+
+
 @pytest.mark.parametrize("path", ["/docs", "/openapi.json"])
 async def test_a_browser_opens_the_docs_with_the_key_as_password(
     client: httpx.AsyncClient, path: str

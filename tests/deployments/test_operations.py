@@ -21,8 +21,9 @@ async def test_ready_is_about_answering_now(world: World) -> None:
     assert refused.json()["error"]["message"] == "the source holds back"
 
 
-async def test_a_model_that_sleeps_is_named_and_keeps_nobody_out(world: World) -> None:
-    assert (await world.client.get("/ready")).json()["asleep"] == ["shoal/sleeper"]
+async def test_a_model_that_sleeps_or_loads_is_named_and_keeps_nobody_out(world: World) -> None:
+    ready = (await world.client.get("/ready")).json()
+    assert (ready["asleep"], ready["loading"]) == (["shoal/sleeper"], ["shoal/waking"])
 
 
 async def test_the_books_are_open_to_those_with_a_key(world: World) -> None:

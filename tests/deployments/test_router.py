@@ -14,7 +14,8 @@ import ray
 from ray import serve
 from ray.exceptions import ActorUnavailableError
 
-from actors.fleet_status import FleetStatus
+from actors.fleet_status import FleetStatus, MemberStatus
+from actors.lifecycle import State
 from cluster.config import parse_config
 from cluster.errors import ModelNotFound, SchedulerLost
 from cluster.explanations import Forecast
@@ -143,13 +144,16 @@ class Scheduler:
 
 
 class Fleet:
-    """A DeploymentHandle of the fleet, which wants one shard of `m`."""
+    """A DeploymentHandle of the fleet, which wants one shard of `m`; gone without a `told`."""
 
     def __init__(self) -> None:
         self.status = Method(self._status)
+        self.told: FleetStatus | None = FleetStatus({"m": 1, "z": 0}, (), 0.0)
 
     async def _status(self) -> FleetStatus:
-        return FleetStatus({"m": 1}, (), 0.0)
+        if self.told is None:
+            raise DEAD
+        return self.told
 
 
 CONFIG = {
@@ -177,10 +181,15 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> Scheduler:
 
 
 @pytest.fixture
-async def router(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Router]:
+def fleet() -> Fleet:
+    return Fleet()
+
+
+@pytest.fixture
+async def router(monkeypatch: pytest.MonkeyPatch, fleet: Fleet) -> AsyncIterator[Router]:
     replica = SimpleNamespace(replica_id=SimpleNamespace(unique_id="router-1"), app_name="app")
     monkeypatch.setattr(serve, "get_replica_context", lambda: replica)
-    made = Router(parse_config(CONFIG), fleet=Fleet())
+    made = Router(parse_config(CONFIG), fleet=fleet)
     yield made
     await made._scheduler.close()
 
@@ -219,6 +228,38 @@ async def test_a_model_without_a_shard_is_an_obstacle_unless_it_may_sleep(
 ) -> None:
     scheduler.shards = tuple(ShardRef(f"{model}/shard-0", model, "", "") for model in living)
     assert await router.readiness() == Readiness(obstacles, asleep)
+
+
+async def test_a_model_that_may_sleep_and_whose_first_shard_is_on_its_way_is_loading(
+    scheduler: Scheduler, router: Router, fleet: Fleet
+) -> None:
+    scheduler.shards = (ShardRef("m/shard-0", "m", "", ""),)
+    fleet.told = FleetStatus({"m": 1, "m-acme": 1, "z": 1}, (), 0.0)
+    assert await router.readiness() == Readiness(loading=("z",))
+
+
+@pytest.mark.parametrize("state", State)
+async def test_no_obstacle_reads_as_if_its_shard_were_ready(
+    scheduler: Scheduler, router: Router, fleet: Fleet, state: State
+) -> None:
+    member = MemberStatus("m/shard-0", "m", state, 22.0, 1, "no memory")
+    fleet.told = FleetStatus({"m": 1}, (member,), 0.0)
+    (obstacle,) = (await router.readiness()).obstacles
+    assert obstacle.startswith("m/shard-0 ")
+    assert "22 s" in obstacle
+    assert obstacle.endswith("(no memory)")
+    assert "is ready" not in obstacle
+
+
+async def test_without_a_fleet_what_serves_is_ready_and_what_is_missing_is_named(
+    scheduler: Scheduler, router: Router, fleet: Fleet
+) -> None:
+    fleet.told = None
+    assert (await router.readiness()).obstacles == (
+        "m has no shard, and the fleet does not answer",
+    )
+    scheduler.shards = (ShardRef("m/shard-0", "m", "", ""),)
+    assert await router.readiness() == Readiness(asleep=("z",))
 
 
 async def test_a_forecast_is_of_the_shards_that_would_serve_the_tenant(

@@ -41,7 +41,7 @@ def make_gateway(
 
     async def readiness() -> Readiness:
         obstacles = () if source.before_hold is None else ("the source holds back",)
-        return Readiness(obstacles, asleep=("shoal/sleeper",))
+        return Readiness(obstacles, asleep=("shoal/sleeper",), loading=("shoal/waking",))
 
     async def stats() -> ClusterStats:
         shards = [ShardRef(f"s{number}", MODEL, "", "") for number in range(living)]

