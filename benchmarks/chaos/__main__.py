@@ -19,6 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.chaos.faults import FAULTS
 from benchmarks.chaos.run import Chaos
 from benchmarks.chaos.site import prepared
 from benchmarks.mixture import asks
@@ -31,7 +32,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = save_tiny_model(Path(folder))
         with prepared(model, options.shards, options.machines, router={"replicas": 2}) as site:
-            chaos = Chaos(site, options.seed, options.limit)
+            chaos = Chaos(site, options.seed, options.limit, options.only)
             wanted = asks(MODEL, options.distinct, options.seed)
             began = time.monotonic()
             report = asyncio.run(
@@ -48,6 +49,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--shards", type=int, default=3)
     parser.add_argument("--machines", type=int, default=0, help="of the shards; needs root")
+    names = [fault.name for fault in FAULTS]
+    parser.add_argument("--only", nargs="*", choices=names, default=[], help="faults")
     parser.add_argument("--distinct", type=int, default=56, help="different requests among them")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds of load at most")
     parser.add_argument("--at-once", type=int, default=24, help="requests under way")

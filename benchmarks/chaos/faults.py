@@ -141,14 +141,20 @@ FAULTS = (
 )
 
 
-def draw(kills: int, parts: Collection[str], chance: Random) -> list[Fault]:
-    """Faults of these parts in a random order, by their shares, until `kills` were deadly."""
-    possible = [fault for fault in FAULTS if fault.part in parts]
+def draw(kills: int, possible: Collection[Fault], chance: Random) -> list[Fault]:
+    """Of these faults some in a random order, by their shares, until `kills` were deadly; any count
+    where none is."""
+    counted = {fault.name for fault in possible if fault.deadly} or {one.name for one in possible}
     shares = [fault.share for fault in possible]
     drawn: list[Fault] = []
-    while sum(fault.deadly for fault in drawn) < kills:
-        drawn += chance.choices(possible, shares)
+    while sum(fault.name in counted for fault in drawn) < kills:
+        drawn += chance.choices(list(possible), shares)
     return drawn
+
+
+def possible(site: Site, names: Collection[str] = ()) -> list[Fault]:
+    """What can happen there; only what is called one of `names`, if any are given."""
+    return [one for one in FAULTS if one.part in site.parts and (one.name in names or not names)]
 
 
 async def find(site: Site, part: str, chance: Random) -> Victim | None:

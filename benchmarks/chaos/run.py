@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from random import Random
 
 import httpx
@@ -14,7 +14,7 @@ import psutil
 from ray.exceptions import RayActorError
 
 from actors.tasks import cancel_all
-from benchmarks.chaos.faults import Fault, Victim, draw, find
+from benchmarks.chaos.faults import Fault, Victim, draw, find, possible
 from benchmarks.chaos.report import Blow, Report
 from benchmarks.chaos.site import Site
 from benchmarks.mixture import Answer, Ask, Failed, answer, verdict
@@ -45,9 +45,13 @@ LOOKS = 3
 class Chaos:
     """One run over a running application."""
 
-    def __init__(self, site: Site, seed: int, limit_s: float = 600.0) -> None:
-        """After `limit_s` no further request begins."""
+    def __init__(
+        self, site: Site, seed: int, limit_s: float = 600.0, only: Collection[str] = ()
+    ) -> None:
+        """After `limit_s` no further request begins. `only`: what the faults are called that may
+        come about, by default all that can."""
         self._site = site
+        self._faults = possible(site, only)
         self._application = site.application
         self._shards = site.shards
         self._chance = Random(seed)
@@ -64,7 +68,7 @@ class Chaos:
             due = await self._undisturbed(http, wanted)
             numbers = iter(range(requests))
             workers = [self._work(http, wanted, due, numbers) for _ in range(at_once)]
-            drawn = draw(kills, self._site.parts, self._chance)
+            drawn = draw(kills, self._faults, self._chance)
             faults = asyncio.create_task(self._strike_all(http, drawn, requests))
             await asyncio.gather(*workers)
             faults.cancel()

@@ -15,31 +15,37 @@ import psutil
 import pytest
 
 from actors.tasks import cancel_all
-from benchmarks.chaos.faults import FAULTS, Process, draw, fill, freeze, starve, unplug
+from benchmarks.chaos.faults import FAULTS, Process, draw, fill, freeze, possible, starve, unplug
 from benchmarks.chaos.report import Blow, Report
-from benchmarks.chaos.site import DISK_MIB, small_disk
+from benchmarks.chaos.site import DISK_MIB, Site, small_disk
 from benchmarks.mixture import Answer, Choice, verdict
 from tests.actors.living import until
 from tests.system import network
+from tests.system.application import Application
 from tests.system.network import Network
 
 SHARD = next(fault for fault in FAULTS if fault.name == "killed shard")
 CUT = next(fault for fault in FAULTS if fault.name == "cut shard")
 
 
-PARTS = {fault.part for fault in FAULTS}
-
-
 def test_a_seed_draws_the_same_faults_each_time_and_as_many_deaths_as_asked_for() -> None:
-    drawn = draw(50, PARTS, Random(3))
-    assert drawn == draw(50, PARTS, Random(3)) != draw(50, PARTS, Random(4))
+    drawn = draw(50, FAULTS, Random(3))
+    assert drawn == draw(50, FAULTS, Random(3)) != draw(50, FAULTS, Random(4))
     assert sum(fault.deadly for fault in drawn) == 50
     assert {fault.name for fault in drawn} == {fault.name for fault in FAULTS}
 
 
-def test_what_is_not_there_is_not_struck() -> None:
-    drawn = draw(50, PARTS - {"disk", "machine"}, Random(3))
-    assert not {fault.part for fault in drawn} & {"disk", "machine"}
+def test_where_nothing_is_deadly_as_much_happens_as_asked_for() -> None:
+    assert draw(5, [CUT], Random(3)) == [CUT] * 5
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [((), {"shard", "scheduler", "Router", "Fleet"}), (["cut shard"], {"shard"})],
+)
+def test_only_what_is_there_and_asked_for_is_struck(names: list[str], found: set[str]) -> None:
+    site = Site(Application("http://nowhere"), shards=1)
+    assert {fault.part for fault in possible(site, names)} == found
 
 
 @pytest.fixture

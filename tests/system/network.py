@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -31,14 +32,15 @@ class Machine:
             _ip("-n", name, "link", "set", device, "up")
 
     def boot(self, *command: str, env: Mapping[str, str], folder: Path) -> None:
-        """Run `command`, whose daemons live on. What it says goes to `folder`/NAME.log; when it has
-        ended, NAME.up is there with its exit status."""
-        log, own = folder / f"{self.name}.log", folder / self.name
-        self.up = folder / f"{self.name}.up"
+        """Run `command`, whose daemons live on; Ray's folder is empty, as that of a new pod. What
+        it says goes to `folder`/NAME.log; when it has ended, NAME.up has its exit status."""
+        own = folder / self.name
+        self.log, self.up = own.with_suffix(".log"), own.with_suffix(".up")
         self.up.unlink(missing_ok=True)
-        own.mkdir(exist_ok=True)
+        shutil.rmtree(own, ignore_errors=True)
+        own.mkdir()
         RAY_FOLDER.mkdir(exist_ok=True)
-        run = f'mount --bind {own} {RAY_FOLDER}; "$@" >> {log} 2>&1; echo $? > {self.up}'
+        run = f'mount --bind {own} {RAY_FOLDER}; "$@" >> {self.log} 2>&1; echo $? > {self.up}'
         self._booted = subprocess.Popen(
             ["ip", "netns", "exec", self.name, "bash", "-c", run, "boot", *command],
             env={**os.environ, **env},

@@ -84,7 +84,7 @@ class Cluster:
             return machine.up.exists()
 
         await until(is_up, within_s=START_S)
-        assert machine.up.read_text().strip() == "0", f"{machine.name} did not start"
+        assert machine.up.read_text().strip() == "0", machine.log.read_text()
 
 
 @pytest.fixture
