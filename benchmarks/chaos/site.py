@@ -7,7 +7,7 @@ import os
 import secrets
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ import ray
 
 from tests.actors.living import until
 from tests.system.application import KEY, Application, arguments, deployed, ready, session
-from tests.system.network import Machine, Network
+from tests.system.network import RAY_FOLDER, Machine, Network
 
 DISK_MIB = 64
 """A tmpfs, which takes that much memory at most."""
@@ -79,7 +79,7 @@ def prepared(model: Path, shards: int, machines: int, **parts: Any) -> Iterator[
         there = tuple(network.machines) if network is not None else ()
         for machine in there:  # only now, so that all doors are on the head
             _join(machine, folder, cpus=shards)
-        asyncio.run(_ready(application, shards, len(there)))
+        asyncio.run(_ready(application, shards, there))
         yield Site(application, shards, disk, there)
 
 
@@ -95,14 +95,17 @@ def _network(machines: int) -> Iterator[Network]:
 def _join(machine: Machine, folder: Path, cpus: int) -> None:
     """With room for every shard, should the other machines be out of reach."""
     head = ray.get_runtime_context().gcs_address
-    where = (head, f"--node-ip-address={machine.address}")
-    command = ("cluster/launch/start-worker.sh", *where, f"--num-cpus={cpus}", "--block")
+    own = (f"--node-ip-address={machine.address}", f"--temp-dir={RAY_FOLDER}")
+    command = ("cluster/launch/start-worker.sh", head, *own, f"--num-cpus={cpus}", "--block")
     machine.boot(*command, env={"SHOAL_API_KEYS": KEY}, folder=folder)
 
 
-async def _ready(application: Application, shards: int, machines: int) -> None:
+async def _ready(application: Application, shards: int, machines: Sequence[Machine]) -> None:
     async def joined() -> bool:
-        return sum(node["Alive"] for node in ray.nodes()) == 1 + machines
+        for machine in machines:
+            if machine.up.exists():
+                raise RuntimeError(machine.log.read_text())
+        return sum(node["Alive"] for node in ray.nodes()) == 1 + len(machines)
 
     await until(joined, within_s=JOINED_S)
     await ready(application, shards)

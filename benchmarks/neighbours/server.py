@@ -21,6 +21,8 @@ GOOD_KEY, BAD_KEY = "sk-good", "sk-bad"
 KEYS = f"good:{GOOD_KEY},bad:{BAD_KEY}"
 MAX_BODY = GatewayConfig().max_body_bytes
 GATEWAYS = 2
+LOOK_S = 5.0
+"""One that hangs is not waited for: the next one may be answered."""
 
 _, FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
 IDLE = min(10_000, FILES * 7 // 20)
@@ -34,7 +36,7 @@ class Server(tiny.Server):
     async def held(self) -> int:
         """Pages, leases and queued requests that are not free."""
         async with self.http() as http:
-            books: dict[str, Any] = (await http.get("/admin/stats")).json()
+            books: dict[str, Any] = (await http.get("/admin/stats", timeout=LOOK_S)).json()
         pages = sum(shard["used_pages"] for shard in books["shards"])
         queued = sum(books["scheduler"]["queued"].values())
         return int(pages + books["scheduler"]["leased"] + queued)
