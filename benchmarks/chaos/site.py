@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import secrets
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -12,9 +10,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import ray
+from ray._raylet import AuthenticationTokenLoader
 
 from tests.actors.living import until
 from tests.system.application import KEY, Application, arguments, deployed, ready, session
@@ -73,7 +71,6 @@ def prepared(model: Path, shards: int, machines: int, **parts: Any) -> Iterator[
         if network is not None:
             wanted["models"][0]["resources"] = {"cpus": 1, "threads": 1}
             options |= {"num_cpus": 0, "_node_ip_address": network.here}
-            stack.enter_context(patch.dict(os.environ, RAY_AUTH_TOKEN=secrets.token_hex(32)))
         stack.enter_context(session(**options))
         application = stack.enter_context(deployed(wanted))
         there = tuple(network.machines) if network is not None else ()
@@ -97,7 +94,8 @@ def _join(machine: Machine, folder: Path, cpus: int) -> None:
     head = ray.get_runtime_context().gcs_address
     own = (f"--node-ip-address={machine.address}", f"--temp-dir={RAY_FOLDER}")
     command = ("cluster/launch/start-worker.sh", head, *own, f"--num-cpus={cpus}", "--block")
-    machine.boot(*command, env={"SHOAL_API_KEYS": KEY}, folder=folder)
+    token = AuthenticationTokenLoader.instance().get_raw_token()  # that of the head's Ray
+    machine.boot(*command, env={"SHOAL_API_KEYS": KEY, "RAY_AUTH_TOKEN": token}, folder=folder)
 
 
 async def _ready(application: Application, shards: int, machines: Sequence[Machine]) -> None:
@@ -105,7 +103,8 @@ async def _ready(application: Application, shards: int, machines: Sequence[Machi
         for machine in machines:
             if machine.up.exists():
                 raise RuntimeError(machine.log.read_text())
-        return sum(node["Alive"] for node in ray.nodes()) == 1 + len(machines)
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        return len(alive) == 1 + len(machines)
 
     await until(joined, within_s=JOINED_S)
     await ready(application, shards)
