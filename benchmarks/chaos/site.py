@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray._raylet import AuthenticationTokenLoader
 
 from tests.actors.living import until
 from tests.system.application import KEY, Application, arguments, deployed, ready, session
@@ -94,8 +93,9 @@ def _join(machine: Machine, folder: Path, cpus: int) -> None:
     head = ray.get_runtime_context().gcs_address
     own = (f"--node-ip-address={machine.address}", f"--temp-dir={RAY_FOLDER}")
     command = ("cluster/launch/start-worker.sh", head, *own, f"--num-cpus={cpus}", "--block")
-    token = AuthenticationTokenLoader.instance().get_raw_token()  # that of the head's Ray
-    machine.boot(*command, env={"SHOAL_API_KEYS": KEY, "RAY_AUTH_TOKEN": token}, folder=folder)
+    token = subprocess.run(["ray", "get-auth-token"], check=True, capture_output=True, text=True)
+    secrets = {"SHOAL_API_KEYS": KEY, "RAY_AUTH_TOKEN": token.stdout}
+    machine.boot(*command, env=secrets, folder=folder)
 
 
 async def _ready(application: Application, shards: int, machines: Sequence[Machine]) -> None:
