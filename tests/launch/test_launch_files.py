@@ -94,6 +94,7 @@ def test_a_worker_joins_the_head_with_its_labels_and_the_environment_of_all(
     assert {
         "RAY_AUTH_MODE=token",
         "RAY_SERVE_ENABLE_HA_PROXY=1",
+        "RAY_SERVE_HAPROXY_RETRY_ON=conn-failure empty-response",
         f"RAY_SERVE_HAPROXY_BINARY_PATH={tmp_path}/shoal/scripts/haproxy",
         f"SHOAL_HAPROXY={get_haproxy_binary()}",
     } <= set(environment)
