@@ -25,11 +25,13 @@ MENDED = """\
 defaults
     mode http
     timeout http-request 30s
+    option http-buffer-request
     timeout client 3600s
 frontend prometheus
     bind 127.0.0.1:9101
     mode http
     timeout http-request 30s
+    option http-buffer-request
 frontend http_frontend
     bind *:8000
 listen stats
@@ -37,7 +39,7 @@ listen stats
 """
 
 
-def test_pages_move_to_loopback_and_heads_get_a_time_however_often_it_is_started(
+def test_pages_move_to_loopback_and_requests_get_a_time_however_often_it_is_started(
     tmp_path: Path,
 ) -> None:
     config = tmp_path / "haproxy.cfg"
