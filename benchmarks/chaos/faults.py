@@ -1,4 +1,4 @@
-"""What can happen to a process of the application, and a list of it drawn from a seed.
+"""What can happen to what the application runs on, and a list of it drawn from a seed.
 
 Nothing here waits for a repair: a fault strikes whoever bears a part's name now.
 """
@@ -9,8 +9,10 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Awaitable, Callable
+import tempfile
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -18,7 +20,9 @@ import psutil
 import ray
 
 from actors.naming import SCHEDULER, shard_name
-from tests.system.application import MODEL, SCHEDULING, Application
+from benchmarks.chaos.site import Site
+from tests.system.application import MODEL, SCHEDULING
+from tests.system.network import Machine
 
 TIMEOUT_S = float(SCHEDULING["shard_timeout_s"])
 """After so long a silent process is taken to be lost."""
@@ -27,53 +31,88 @@ ANSWER_S = 1.0
 """A process that does not tell its id within that is stopped, and struck already."""
 
 
+BALLAST = bytes(4096)
+
+
 @dataclass(frozen=True)
-class Victim:
-    """A process, and the actor that it is, if it is one."""
+class Process:
+    """And the actor that it is, if it is one."""
 
     pid: int
     actor: Any = None
 
 
-Strike = Callable[[Victim, Random], Awaitable[None]]
+Victim = Process | Path | Machine
+Strike = Callable[[Any, Random], Awaitable[None]]
+"""Returns once what it did is undone."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """`part` is what it happens to. `moves`: whether streams have to go on elsewhere then."""
+    """`part` is what it happens to; of what is `deadly` something dies, of others it need not."""
 
     name: str
     part: str
     strike: Strike
     share: int
-    moves: bool = False
     deadly: bool = True
 
 
-async def kill(victim: Victim, _chance: Random) -> None:
+async def kill(victim: Process, _chance: Random) -> None:
     """SIGKILL."""
     psutil.Process(victim.pid).kill()
 
 
-async def stop(victim: Victim, chance: Random) -> None:
+async def stop(victim: Process, chance: Random) -> None:
     """SIGSTOP for about as long as silence is borne, up to twice that: it wakes as one that was
     given up, or is killed before."""
     await _suspend(victim, TIMEOUT_S * chance.uniform(0.9, 2.0))
 
 
-async def freeze(victim: Victim, chance: Random) -> None:
+async def freeze(victim: Process, chance: Random) -> None:
     """SIGSTOP for less than that: as one that is out of reach for a while, and comes back."""
     await _suspend(victim, TIMEOUT_S * chance.uniform(0.1, 0.6))
 
 
-async def _suspend(victim: Victim, seconds: float) -> None:
+async def _suspend(victim: Process, seconds: float) -> None:
     process = psutil.Process(victim.pid)
     process.suspend()
-    await asyncio.sleep(seconds)
-    process.resume()
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        process.resume()
 
 
-async def cut(victim: Victim, _chance: Random) -> None:
+async def starve(victim: Process, chance: Random) -> None:
+    """Memory is full for it, for as long as silence is borne at most: what it asks the kernel for
+    beyond what it has is refused, wherever in its code that is."""
+    process = psutil.Process(victim.pid)
+    usual = process.rlimit(psutil.RLIMIT_AS)
+    process.rlimit(psutil.RLIMIT_AS, (process.memory_info().vms, usual[1]))
+    try:
+        await asyncio.sleep(TIMEOUT_S * chance.uniform(0.2, 1.0))
+    finally:
+        process.rlimit(psutil.RLIMIT_AS, usual)
+
+
+async def fill(disk: Path, chance: Random) -> None:
+    """Nothing more can be written where Ray and all its processes write, for up to twice as long
+    as silence is borne."""
+    with tempfile.TemporaryFile(dir=disk, buffering=0) as ballast:
+        with contextlib.suppress(OSError):  # the disk is full
+            while True:
+                ballast.write(BALLAST)
+        await asyncio.sleep(TIMEOUT_S * chance.uniform(0.5, 2.0))
+
+
+async def unplug(machine: Machine, chance: Random) -> None:
+    """It is cut off from all others for a while, up to twice as long as silence is borne: what
+    runs there lives, and comes back."""
+    with machine.unplugged():
+        await asyncio.sleep(TIMEOUT_S * chance.uniform(0.2, 2.0))
+
+
+async def cut(victim: Process, _chance: Random) -> None:
     """Every TCP connection that it has breaks, with what is on its way; new ones succeed."""
     with contextlib.suppress(ray.exceptions.RayError):  # the answer's connection breaks as well
         await victim.actor.__ray_call__.remote(_break_connections)
@@ -87,10 +126,14 @@ def _break_connections(_actor: Any) -> None:
 
 
 FAULTS = (
-    Fault("killed shard", "shard", kill, share=8, moves=True),
-    Fault("stopped shard", "shard", stop, share=3, moves=True),
+    Fault("killed shard", "shard", kill, share=8),
+    Fault("stopped shard", "shard", stop, share=3),
     Fault("frozen shard", "shard", freeze, share=2, deadly=False),
     Fault("cut shard", "shard", cut, share=2, deadly=False),
+    Fault("starved shard", "shard", starve, share=2, deadly=False),
+    Fault("starved scheduler", "scheduler", starve, share=1, deadly=False),
+    Fault("full disk", "disk", fill, share=2, deadly=False),
+    Fault("unplugged machine", "machine", unplug, share=3, deadly=False),
     Fault("killed scheduler", "scheduler", kill, share=3),
     Fault("stopped scheduler", "scheduler", stop, share=1),
     Fault("killed Router", "Router", kill, share=3),
@@ -98,25 +141,37 @@ FAULTS = (
 )
 
 
-def draw(kills: int, chance: Random) -> list[Fault]:
-    """Faults in a random order, by their shares, until `kills` of them were deadly."""
+def draw(kills: int, possible: Collection[Fault], chance: Random) -> list[Fault]:
+    """Of these faults some in a random order, by their shares, until `kills` were deadly; any count
+    where none is."""
+    counted = {fault.name for fault in possible if fault.deadly} or {one.name for one in possible}
+    shares = [fault.share for fault in possible]
     drawn: list[Fault] = []
-    while sum(fault.deadly for fault in drawn) < kills:
-        drawn += chance.choices(FAULTS, [fault.share for fault in FAULTS])
+    while sum(fault.name in counted for fault in drawn) < kills:
+        drawn += chance.choices(list(possible), shares)
     return drawn
 
 
-async def find(application: Application, part: str, shards: int, chance: Random) -> Victim | None:
-    """Any living process of that part; None where none can be struck at this moment."""
+def possible(site: Site, names: Collection[str] = ()) -> list[Fault]:
+    """What can happen there; only what is called one of `names`, if any are given."""
+    return [one for one in FAULTS if one.part in site.parts and (one.name in names or not names)]
+
+
+async def find(site: Site, part: str, chance: Random) -> Victim | None:
+    """Any living one of that part; None where none can be struck at this moment."""
+    if part == "disk":
+        return site.disk
+    if part == "machine":
+        return chance.choice(site.machines)
     if part in ("Router", "Fleet"):
-        replicas = application.replicas(part)
-        return Victim(chance.choice(replicas)) if replicas else None
-    name = SCHEDULER if part == "scheduler" else shard_name(MODEL, chance.randrange(shards))
+        replicas = site.application.replicas(part)
+        return Process(chance.choice(replicas)) if replicas else None
+    name = SCHEDULER if part == "scheduler" else shard_name(MODEL, chance.randrange(site.shards))
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(ANSWER_S):
             # One that is stopped while it loads is missed only much later.
-            if part == "shard" and not await application.serves(name):
+            if part == "shard" and not await site.application.serves(name):
                 return None
-            pid = await application.pid(name)
-            return None if pid is None else Victim(pid, application.actor(name))
+            pid = await site.application.pid(name)
+            return None if pid is None else Process(pid, site.application.actor(name))
     return None

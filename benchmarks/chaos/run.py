@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from random import Random
 
 import httpx
@@ -14,11 +14,11 @@ import psutil
 from ray.exceptions import RayActorError
 
 from actors.tasks import cancel_all
-from benchmarks.chaos.faults import Fault, Victim, draw, find
+from benchmarks.chaos.faults import Fault, Victim, draw, find, possible
 from benchmarks.chaos.report import Blow, Report
+from benchmarks.chaos.site import Site
 from benchmarks.mixture import Answer, Ask, Failed, answer, verdict
 from tests.actors.living import until
-from tests.system.application import Application
 
 RECOVERY_S = 180.0
 """So long after the last answer all has to be there again; faults overlap before that."""
@@ -43,14 +43,17 @@ LOOKS = 3
 
 
 class Chaos:
-    """One run over a running application of `shards` shards."""
+    """One run over a running application."""
 
     def __init__(
-        self, application: Application, shards: int, seed: int, limit_s: float = 600.0
+        self, site: Site, seed: int, limit_s: float = 600.0, only: Collection[str] = ()
     ) -> None:
-        """After `limit_s` no further request begins."""
-        self._application = application
-        self._shards = shards
+        """After `limit_s` no further request begins. `only`: what the faults are called that may
+        come about, by default all that can."""
+        self._site = site
+        self._faults = possible(site, only)
+        self._application = site.application
+        self._shards = site.shards
         self._chance = Random(seed)
         self._done = 0
         self._ends_at = time.monotonic() + limit_s
@@ -65,7 +68,7 @@ class Chaos:
             due = await self._undisturbed(http, wanted)
             numbers = iter(range(requests))
             workers = [self._work(http, wanted, due, numbers) for _ in range(at_once)]
-            drawn = draw(kills, self._chance)
+            drawn = draw(kills, self._faults, self._chance)
             faults = asyncio.create_task(self._strike_all(http, drawn, requests))
             await asyncio.gather(*workers)
             faults.cancel()
@@ -135,7 +138,7 @@ class Chaos:
         found: list[Victim] = []
 
         async def exists() -> bool:
-            one = await find(self._application, fault.part, self._shards, self._chance)
+            one = await find(self._site, fault.part, self._chance)
             found.extend([one] if one is not None else [])
             return bool(found)
 

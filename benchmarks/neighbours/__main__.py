@@ -20,7 +20,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from benchmarks.neighbours.probe import CLIENTS, Waits, probe
+from benchmarks.neighbours.probe import CLIENTS, Waits, go_first, probe
 from benchmarks.neighbours.server import Server, started
 from benchmarks.report import markdown_row
 
@@ -93,6 +93,7 @@ async def observe(server: Server, neighbour: Neighbour, seconds: float) -> Findi
         waiting = asyncio.create_task(probe(server, over))
         if neighbour.fells:
             server.gateways()[0].kill()
+            bad.kill()  # what it had at other Gateways is not what is measured
         await asyncio.sleep(seconds)
         if neighbour.ends:
             await _line(bad, b"let go")
@@ -165,6 +166,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=330.0, help="seconds of all of it at most")
     options = parser.parse_args()
     with started() as server:
+        go_first()
         kept = asyncio.run(
             asyncio.wait_for(
                 measure(server, with_compared(options.only), options.seconds), options.limit

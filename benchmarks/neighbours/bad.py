@@ -120,7 +120,7 @@ async def held(port: int) -> None:
     clients = await _connect_all(port, HELD)
     for _, writer in clients:
         writer.write(_request({**LONG, "prompt": "One fish"}))
-    await clients[0][0].read(16)
+    await asyncio.gather(*(reader.read(16) for reader, _ in clients))  # each has begun
     _say("standing")
     await asyncio.gather(*(_read_all(reader) for reader, _ in clients))
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
+import os
 import time
 from dataclasses import dataclass, field
 
@@ -32,6 +34,16 @@ class Waits:
     def share(self, part: float) -> float:
         """So long this part of them took at most, in [0, 1); infinite where none was served."""
         return sorted(self.seconds)[int(part * len(self.seconds))] if self.seconds else math.inf
+
+
+def go_first() -> None:
+    """Let this process run before all others, where that is allowed, and what it starts as usual.
+
+    The server's many threads keep two cores so busy that the kernel leaves who waits for them
+    waiting for seconds; it would be that wait that is measured.
+    """
+    with contextlib.suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
 
 
 async def probe(server: Server, until: asyncio.Event) -> Waits:

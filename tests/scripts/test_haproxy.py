@@ -41,6 +41,7 @@ MENDED = f"""\
 defaults
     mode http
     timeout http-request 30s
+    option http-buffer-request
     timeout client 3600s
     option redispatch 1
     retry-on conn-failure empty-response
@@ -51,8 +52,8 @@ frontend prometheus
     bind 127.0.0.1:9101
     mode http
     timeout http-request 30s
+    option http-buffer-request
 frontend http_frontend
-    http-request disable-l7-retry unless METH_GET
     bind *:8000
 listen stats
   bind 127.0.0.1:8404
@@ -142,7 +143,7 @@ def _listens(port: int) -> bool:
     return True
 
 
-def test_pages_move_to_loopback_and_heads_get_a_time_however_often_it_is_started(
+def test_pages_move_to_loopback_and_requests_get_a_time_however_often_it_is_started(
     tmp_path: Path,
 ) -> None:
     config = tmp_path / "haproxy.cfg"
@@ -163,23 +164,24 @@ def test_serve_calls_what_is_changed_as_it_is_known_here() -> None:
     assert "\nfrontend http_frontend\n" in HAPROXY_CONFIG_TEMPLATE
 
 
-def test_what_a_gateway_died_with_is_not_run_again_but_may_be_tried_again(
-    http: httpx.Client, gateways: tuple[Gateway, Gateway]
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_what_a_gateway_died_with_goes_to_another_one(
+    http: httpx.Client, gateways: tuple[Gateway, Gateway], method: str
 ) -> None:
     dying, living = gateways
+    assert http.request(method, "/v1/models").status_code == 200
+    assert (dying.asked, living.asked) == ([method], [method])
+
+
+def test_what_no_gateway_answers_may_be_tried_again(
+    http: httpx.Client, gateways: tuple[Gateway, Gateway]
+) -> None:
+    _, living = gateways
+    living.dies = True
     answer = http.post("/v1/completions", json={"prompt": "One fish"})
-    assert (dying.asked, living.asked) == (["POST"], [])
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     error = answer.json()["error"]
     assert (error["type"], error["code"], error["param"]) == ("server_error", "not_ready", None)
-
-
-def test_a_question_that_changes_nothing_goes_to_another_gateway(
-    http: httpx.Client, gateways: tuple[Gateway, Gateway]
-) -> None:
-    dying, living = gateways
-    assert http.get("/v1/models").status_code == 200
-    assert (dying.asked, living.asked) == (["GET"], ["GET"])
 
 
 def test_what_no_gateway_took_goes_to_another_one(

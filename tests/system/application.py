@@ -169,23 +169,40 @@ def arguments(folder: Path, shards: int, **parts: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def running(folder: Path, shards: int, **parts: Any) -> Iterator[Application]:
-    """Everything up and answering, and everything down again; `parts` as in `arguments`."""
-    port = free_port()
+def session(**options: Any) -> Iterator[None]:
+    """A local Ray whose processes know the key; `options` of `ray.init` beside the usual."""
+    usual = {"include_dashboard": False, "log_to_driver": False, "num_cpus": 2}
     with patch.dict(os.environ, {"SHOAL_API_KEYS": KEY}):
-        ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=2)
+        ray.init(address="local", **usual | options)
     try:
-        serve.start(http_options={"host": "127.0.0.1", "port": port})
-        serve.run(build(arguments(folder, shards, **parts)), name=NAME)
-        application = Application(f"http://127.0.0.1:{port}")
-        asyncio.run(_ready(application, shards))
-        yield application
+        yield
     finally:
-        serve.shutdown()
         ray.shutdown()
 
 
-async def _ready(application: Application, shards: int) -> None:
+@contextmanager
+def deployed(arguments: dict[str, Any]) -> Iterator[Application]:
+    """The application on the Ray there is, with its doors on the head."""
+    port = free_port()
+    try:
+        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+        serve.run(build(arguments), name=NAME)
+        yield Application(f"http://127.0.0.1:{port}")
+    finally:
+        serve.shutdown()
+
+
+@contextmanager
+def running(folder: Path, shards: int, **parts: Any) -> Iterator[Application]:
+    """Everything up and answering, and everything down again; `parts` as in `arguments`."""
+    with session(), deployed(arguments(folder, shards, **parts)) as application:
+        asyncio.run(ready(application, shards))
+        yield application
+
+
+async def ready(application: Application, shards: int) -> None:
+    """Wait until so many shards serve."""
+
     async def settled() -> bool:
         async with application.http() as http:
             answer = await http.get("/admin/stats")

@@ -1,4 +1,4 @@
-"""`make serve` from its greeting on, and clients that leave: through HAProxy, which tells of it."""
+"""`make serve` from its greeting on, and clients and Gateways that leave: through HAProxy."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import yaml
 
@@ -23,11 +25,25 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.slow
 
 
+@dataclass(frozen=True)
+class Server:
+    url: str
+    pid: int
+
+    def http(self) -> httpx.AsyncClient:
+        headers = {"Authorization": f"Bearer {KEY}"}
+        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=60)
+
+    def gateways(self) -> list[psutil.Process]:
+        family = psutil.Process(self.pid).children(recursive=True)
+        return [one for one in family if "Gateway" in " ".join(one.cmdline())]
+
+
 @pytest.fixture(scope="module")
-def url(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The tiny model, which may sleep but begins awake, behind what `make serve` runs."""
     application = {"name": "shoal", "route_prefix": "/", "import_path": "deployments.app:build"}
-    args = arguments(tiny_folder, shards=1)
+    args = arguments(tiny_folder, shards=1, gateway={"replicas": 2})
     args["models"][0]["autoscaling"] = {"min_shards": 0, "max_shards": 1}
     config = {
         "http_options": {"host": "127.0.0.1"},
@@ -44,22 +60,23 @@ def url(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         assert launcher.stdout is not None
         while not launcher.stdout.readline().startswith("Ctrl-C"):
             assert launcher.poll() is None, "it did not come up"
-        yield f"http://127.0.0.1:{port}"
+        yield Server(f"http://127.0.0.1:{port}", launcher.pid)
         launcher.send_signal(signal.SIGINT)
         launcher.stdout.read()
 
 
-def test_it_greets_once_a_model_that_may_sleep_but_begins_awake_is_served(url: str) -> None:
-    headers = {"Authorization": f"Bearer {KEY}"}
-    ready = httpx.get(f"{url}/ready", headers=headers).json()
+async def test_it_greets_once_a_model_that_may_sleep_but_begins_awake_is_served(
+    server: Server,
+) -> None:
+    async with server.http() as http:
+        ready = (await http.get("/ready")).json()
     assert ready == {"status": "ready", "asleep": [], "loading": []}
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_whoever_leaves_frees_the_pages(url: str, stream: bool) -> None:
+async def test_whoever_leaves_frees_the_pages(server: Server, stream: bool) -> None:
     body = {"model": MODEL, "prompt": "One fish", "max_tokens": 900, "ignore_eos": True}
-    headers = {"Authorization": f"Bearer {KEY}"}
-    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=60) as http:
+    async with server.http() as http:
 
         async def books() -> Any:
             return (await http.get("/admin/stats")).json()
@@ -90,3 +107,20 @@ async def test_whoever_leaves_frees_the_pages(url: str, stream: bool) -> None:
         assert all(call.cancelled() for call in calls)
         await until(idle)
         assert await sampled() - before < 12 * 900 // 2  # nobody computed on for the departed
+
+
+async def test_what_a_gateway_had_not_begun_to_answer_another_answers(server: Server) -> None:
+    body = {"model": MODEL, "prompt": "One fish", "max_tokens": 400, "ignore_eos": True, "seed": 1}
+    async with server.http() as http:
+
+        async def busy() -> bool:
+            books = (await http.get("/admin/stats")).json()
+            running: int = books["shards"][0]["running"]
+            return running == 12
+
+        due = (await http.post("/v1/completions", json=body)).json()["choices"]
+        asked = [asyncio.create_task(http.post("/v1/completions", json=body)) for _ in range(12)]
+        await until(busy)
+        server.gateways()[0].kill()
+        for answer in await asyncio.gather(*asked):
+            assert (answer.status_code, answer.json()["choices"]) == (200, due)
