@@ -170,5 +170,5 @@ def test_the_manifests_image_sets_what_the_scripts_set() -> None:
     script = (LAUNCH / "environment.sh").read_text()
     exported = re.findall(r"(?m)^export (RAY_(?:SERVE|ACCEL|worker)\w+)=", script)
 
-    assert len(exported) == 5
+    assert len(exported) == 4
     assert all(f"{name}=" in dockerfile for name in exported)
