@@ -16,7 +16,7 @@ class EngineStats:
     only for their prefix and may be reused at once. `host_pages` are kept in host memory, whatever
     the pool holds of them; `pages_saved` went there, `pages_loaded` came back. `pauses` are the
     watermark's, `preemptions` for want of pages. `compiled`: by a program made for the model, not
-    by its layers one by one.
+    by its layers one by one. `device_s`: from the first to the last kernel of each step, on a GPU.
     """
 
     steps: int
@@ -35,6 +35,7 @@ class EngineStats:
     tokens_sampled: int
     prefix_hit_tokens: int
     compiled: bool
+    device_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from transformers import AttentionInterface
 from actors.engine.batch import Read, StepBatch, find_step
 from actors.engine.kernels import attend_rows
 from actors.engine.kv_cache import seen
+from actors.engine.varlen import attend_ragged
 
 PAGED = "shoal_paged"
 """The name under which transformers finds `paged_attention`. No mask function is registered for
@@ -99,6 +100,8 @@ def _attend_all(
 ) -> Tensor:
     """The same with these heads alone."""
     batch.cache.write(layer, batch.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    if batch.cache.in_place.ragged and softcap is None:
+        return attend_ragged(batch.cache, batch.ragged(), layer, query, scale, window)
     out = _out(query, key, value)
     if batch.alone:
         _attend_in_place(batch, layer, query, window, scale, softcap, out)

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from actors.engine.kv_cache import InPlace, KVCache
+from actors.engine.uploads import upload, upload_rows
+from actors.engine.varlen import Ragged, by_chunk, by_row
 from cluster.steps import Chunk, PageCopy, StepPlan
 
 Ints = NDArray[np.int64]
@@ -86,7 +88,16 @@ class StepBatch:
     paths: Paths
     alone: int
     _spans: tuple[_Span, ...]
+    parts: tuple[Ragged, ...] = ()
     _reads: dict[int | None, tuple[Read, ...]] = field(default_factory=dict)
+
+    def ragged(self) -> tuple[Ragged, ...]:
+        """How the rows read their pages by torch's kernel: `parts`, once they are known."""
+        if not self.parts:
+            paths, counts = self.paths, self.layout.counts
+            way = (self.cache, paths.tables, paths.first_page, paths.positions)
+            self.parts = by_row(*way) if self.cache.in_place.repeats else by_chunk(*way, counts)
+        return self.parts
 
     def reads(self, window: int | None) -> tuple[Read, ...]:
         """How the rows read their pages in a layer whose queries see `window` tokens back."""
@@ -134,12 +145,14 @@ def lay_out(layout: Layout, cache: KVCache, order: Sequence[int]) -> StepBatch:
     positions = np.arange(counts.sum()) + np.repeat(starts - rows, counts)
     paths = Paths(layout.tables, np.repeat(pages, counts), positions)
     alone = _alone(cache.in_place, counts)
+    slots = slots_of(paths, cache.block_size)
+    tokens, places, kept_at = upload_rows((layout.tokens, positions, slots), cache.device)
     number = next(_numbers)
     batch = _steps[number] = StepBatch(
         cache=cache,
-        tokens=_on_device(layout.tokens, cache)[None],
-        positions=_on_device(paths.positions, cache)[None],
-        slots=_on_device(_slots(paths, cache.block_size), cache),
+        tokens=tokens[None],
+        positions=places[None],
+        slots=kept_at,
         layout=layout,
         first_row=dict(zip(order, rows.tolist(), strict=True)),
         number=torch.tensor([number]),
@@ -181,7 +194,7 @@ def _alone(in_place: InPlace, counts: Ints) -> int:
             return int(counts.sum())
         case InPlace.DECODES:
             return int((counts == 1).sum())
-        case InPlace.NONE:
+        case InPlace.NONE | InPlace.RAGGED | InPlace.RAGGED_ROWS:
             return 0
 
 
@@ -192,14 +205,10 @@ def _spans(layout: Layout, rows: Ints, pages: Ints, alone: int) -> Iterator[_Spa
         yield _Span(int(rows[chunk]), int(layout.starts[chunk]), int(layout.counts[chunk]), table)
 
 
-def _slots(paths: Paths, block_size: int) -> Ints:
+def slots_of(paths: Paths, block_size: int) -> Ints:
     """Where each row's key and value live: its page times the page's size, plus its place there."""
     pages: Ints = paths.tables[paths.first_page + paths.positions // block_size]
     return pages * block_size + paths.positions % block_size
-
-
-def _on_device(array: Ints, cache: KVCache) -> Tensor:
-    return torch.from_numpy(array).to(cache.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +256,7 @@ class _ReadPlanner:
             row[: len(visible)] = visible
         rows = slice(spans[0].row, spans[-1].row + spans[-1].count)
         mask = self._mask(spans, width * self.cache.block_size)
-        return Read(rows, len(spans), _on_device(pages.ravel(), self.cache), mask)
+        return Read(rows, len(spans), upload(pages.ravel(), self.cache.device), mask)
 
     def _mask(self, spans: list[_Span], tokens: int) -> Tensor:
         """0 where query `q` sees key `k` (`q - window < k <= q`), -inf elsewhere."""
@@ -258,8 +267,8 @@ class _ReadPlanner:
         seen = keys <= queries
         if self.window is not None:
             seen &= keys > queries - self.window
-        mask = torch.from_numpy(np.where(seen, np.float32(0), np.float32(-np.inf)))
-        return mask[:, None].to(self.cache.device, self.cache.dtype)
+        mask = upload(np.where(seen, np.float32(0), np.float32(-np.inf)), self.cache.device)
+        return mask[:, None].to(self.cache.dtype)
 
     def _first_page(self, span: _Span) -> int:
         if self.window is None:
