@@ -120,7 +120,8 @@ class ModelConfig(Frozen):
     )
     compile: Literal["auto", "off"] = Field(
         "auto",
-        description="auto: on a CPU with a C++ compiler, compile the model beside serving it.",
+        description="auto: on a CPU with a C++ compiler, compile the model beside serving it; on"
+        " a GPU capture decodes as CUDA graphs.",
     )
     max_model_len: int | None = Field(None, ge=2, description="Context, tokens.")
     tensor_parallel: int = Field(

@@ -33,12 +33,14 @@ what they differ about: rounding is a tenth of it, a wrong key is of the order o
 
 HEADS = {"grouped": (8, 2), "one each": (4, 4)}
 DIM = 64
-CHUNKS = {
+Chunks = list[tuple[int, int]]
+"""Of each chunk: tokens before it, and its own."""
+
+CHUNKS: dict[str, Chunks] = {
     "a long decode": [(6000, 1)],
     "decodes": [(4000, 1), (700, 1), (3, 1), (0, 1)],
     "a chunk beside decodes": [(1500, 1), (2, 1), (300, 290), (0, 40)],
 }
-"""Of each chunk: tokens before it, and its own."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ def _attention(
     name: str,
     heads: int,
     kv_heads: int,
-    chunks: list[tuple[int, int]],
+    chunks: Chunks,
     window: int | None,
 ) -> Check:
     """torch's kernel against pages that are gathered, and attended to in float32."""
@@ -155,11 +157,11 @@ def attention_error(
     device: torch.device,
     heads: int,
     kv_heads: int,
-    chunks: list[tuple[int, int]],
+    chunks: Chunks,
     window: int | None,
 ) -> float:
     """Root mean square of the difference, as a share of what is right."""
-    plan, pages = _plan(chunks)
+    plan, pages = plan_of(chunks)
     rows = sum(count for _, count in chunks)
     draw = torch.Generator(device).manual_seed(0)
 
@@ -173,9 +175,9 @@ def attention_error(
     def attended(dtype: torch.dtype, in_place: InPlace) -> Tensor:
         cache = KVCache(shape, pages, PAGE_MULTIPLE, dtype, device, in_place)
         slots = torch.arange(len(kept), device=device)
-        cache.write(0, slots, *kept.to(dtype).split(kv_heads, dim=1))
+        cache.write(0, slots, *torch.split(kept.to(dtype), kv_heads, dim=1))
         batch = build_batch(plan, cache)
-        key, value = own.to(dtype).split(kv_heads, dim=1)
+        key, value = torch.split(own.to(dtype), kv_heads, dim=1)
         out: Tensor = torch.ops.shoal.attend(
             query.to(dtype), key, value, batch.number, 0, DIM**-0.5, window, None
         )
@@ -186,7 +188,7 @@ def attention_error(
     return float(difference.square().mean().sqrt() / right.square().mean().sqrt())
 
 
-def _plan(chunks: list[tuple[int, int]]) -> tuple[StepPlan, int]:
+def plan_of(chunks: Chunks) -> tuple[StepPlan, int]:
     """Chunks of sequences whose pages lie in any order; and how many pages there are."""
     sizes = [-(-(start + count) // PAGE_MULTIPLE) for start, count in chunks]
     pages = list(range(sum(sizes)))

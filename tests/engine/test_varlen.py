@@ -98,7 +98,8 @@ def cache_of(heads: int, dtype: torch.dtype, in_place: InPlace) -> KVCache:
     shape = {0: LayerShape(heads, DIM, DIM)}
     cache = KVCache(shape, PAGES, PAGE_MULTIPLE, dtype, CPU, in_place)
     slots = torch.arange(PAGES * PAGE_MULTIPLE)
-    cache.write(0, slots, *drawn(len(slots), 2 * heads, DIM).to(dtype).split(heads, dim=1))
+    kept = drawn(len(slots), 2 * heads, DIM).to(dtype)
+    cache.write(0, slots, *torch.split(kept, heads, dim=1))
     return cache
 
 
@@ -125,7 +126,7 @@ def attended(
     batch = build_batch(plan_of(chunks), cache)
     rows = sum(count for _, count in chunks)
     query, own = drawn(1, heads, rows, DIM), drawn(1, 2 * kept, rows, DIM)
-    key, value = own.to(cache.dtype).split(kept, dim=1)
+    key, value = torch.split(own.to(cache.dtype), kept, dim=1)
     out: Tensor = torch.ops.shoal.attend(
         query.to(cache.dtype), key, value, batch.number, 0, 0.25, window, None
     )
