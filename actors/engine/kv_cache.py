@@ -121,11 +121,11 @@ class KVCache:
         return self._layers[layer].shape
 
     def pages(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """All keys and values of a layer, `[num_blocks, block_size, kv_heads, dim]`; see `seen`."""
+        """All keys and values of a layer, `[pages, block_size, kv_heads, dim]`; see `seen`."""
         return self._layers[layer].seen
 
     def paged(self, layer: int) -> tuple[Tensor, Tensor]:
-        """The same as tensors, the spare page behind the others."""
+        """The same as tensors."""
         return self._layers[layer].paged
 
     def gather(self, layer: int, pages: Tensor, sequences: int) -> tuple[Tensor, Tensor]:
@@ -191,7 +191,7 @@ class KVCache:
             start += rows.shape[1]
 
     def _rows(self) -> Iterator[Tensor]:
-        """All pages of a layer's keys, then of its values, as bytes: `[num_blocks, row]`."""
+        """All pages of a layer's keys, then of its values, as bytes: `[num_blocks + 1, row]`."""
         for layer in self._layers.values():
             yield layer.keys.view(torch.uint8)
             yield layer.values.view(torch.uint8)

@@ -75,18 +75,18 @@ def _told(found: Iterable[Check]) -> Iterator[Check]:
 
 
 def _figures(options: argparse.Namespace, device: torch.device, limits: Limits) -> Iterator[Figure]:
-    """A row each, at once. No shape and no peer is begun when the time is over."""
+    """A row each, at once. Nothing more is begun when the time is over."""
     end = monotonic() + 60 * options.minutes
     print(markdown_row(*COLUMNS), markdown_row(*["---"] * len(COLUMNS)), sep="\n")
     for name in options.shape:
         for served in (ours, theirs) if options.peer else (ours,):
-            if monotonic() > end:
-                print(f"{name} by {served.__name__} is left out: {options.minutes} minutes over")
-                continue
             bench = bench_of(name, SHAPES[name], DTYPE, device, limits)
             for figure in served(bench, options.batches):
                 print(_row(figure), flush=True)
                 yield figure
+                if monotonic() > end:
+                    print(f"\n{options.minutes:g} minutes are over: the rest is left out")
+                    return
             del bench
             release()
 

@@ -43,6 +43,10 @@ CHUNKS: dict[str, Chunks] = {
 }
 
 
+class Differs(Exception):
+    """What should be the same is not; the message says what."""
+
+
 @dataclass(frozen=True)
 class Check:
     """What was asked, and how it went."""
@@ -71,7 +75,7 @@ def _attempt(name: str, act: Callable[[], str]) -> Check:
     """`act` says how it went, and raises where it did not."""
     try:
         return Check(name, True, act())
-    except (AssertionError, ShoalError, RuntimeError) as error:
+    except (Differs, ShoalError, RuntimeError) as error:
         return Check(name, False, f"{type(error).__name__}: {error}")
 
 
@@ -81,7 +85,8 @@ def _greedy(device: torch.device, lengths: Sequence[int]) -> str:
     due = [_generated(model, prompt) for prompt in asked]
     given = serve(_engine(model, "float32"), asked, OUTPUT).tokens
     wrong = [length for length, one, other in zip(lengths, given, due, strict=True) if one != other]
-    assert not wrong, f"other tokens for prompts of {wrong}"
+    if wrong:
+        raise Differs(f"other tokens for prompts of {wrong}")
     return f"{len(lengths)} prompts of up to {max(lengths)} tokens, {OUTPUT} tokens each"
 
 
@@ -127,11 +132,13 @@ def _repeats(device: torch.device) -> str:
     asked = prompts(6, 40, SMALL.vocab_size, 1)
     alone = [serve(engine, [prompt], OUTPUT, sampling).tokens[0] for prompt in asked]
     crowd = serve(engine, asked, OUTPUT, sampling).tokens
-    assert crowd == alone, "other tokens in a crowd"
+    if crowd != alone:
+        raise Differs("other tokens in a crowd")
     half = OUTPUT // 2
     heirs = _engine(made(SMALL, torch.bfloat16, device, wide=True), "bfloat16", True)
     rest = serve(heirs, asked, OUTPUT, sampling, [tokens[:half] for tokens in alone]).tokens
-    assert rest == [tokens[half:] for tokens in alone], "other tokens where another goes on"
+    if rest != [tokens[half:] for tokens in alone]:
+        raise Differs("other tokens where another goes on")
     return f"{len(asked)} requests, {OUTPUT} tokens each"
 
 

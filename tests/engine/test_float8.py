@@ -64,12 +64,19 @@ def narrow_model(family: str) -> PreTrainedModel:
     return model
 
 
-def test_linear_layers_become_narrow_where_their_sizes_allow_it() -> None:
+def test_linear_layers_become_narrow_but_for_the_head() -> None:
     model = narrow_model("llama")
     assert is_narrow(model)
     assert precision_name(model) == "fp8"
     assert isinstance(model.get_submodule("model.layers.0.mlp.up_proj"), Float8Linear)
-    assert isinstance(model.get_output_embeddings(), nn.Linear)  # of 300 outputs
+    assert isinstance(model.get_output_embeddings(), nn.Linear)
+
+
+def test_a_layer_of_sizes_that_the_product_does_not_take_is_left_alone() -> None:
+    model = make("llama").to(torch.bfloat16)
+    model.set_submodule("model.layers.0.mlp.up_proj", nn.Linear(64, 90, bias=False))
+    narrow(model)
+    assert type(model.get_submodule("model.layers.0.mlp.up_proj")) is nn.Linear
 
 
 def test_a_model_without_layers_to_narrow_is_refused() -> None:
