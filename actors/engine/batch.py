@@ -87,7 +87,6 @@ class StepBatch:
     number: Tensor
     paths: Paths
     alone: int
-    _spans: tuple[_Span, ...]
     parts: tuple[Ragged, ...] = ()
     _reads: dict[int | None, tuple[Read, ...]] = field(default_factory=dict)
 
@@ -103,7 +102,7 @@ class StepBatch:
         """How the rows read their pages in a layer whose queries see `window` tokens back."""
         if window not in self._reads:
             plan = _ReadPlanner(self.cache, window)
-            self._reads[window] = tuple(plan.reads(self._spans))
+            self._reads[window] = tuple(plan.reads(_spans(self.layout, self.alone)))
         return self._reads[window]
 
 
@@ -144,7 +143,6 @@ def lay_out(layout: Layout, cache: KVCache, order: Sequence[int]) -> StepBatch:
     rows, pages = np.cumsum(counts) - counts, np.cumsum(sizes) - sizes
     positions = np.arange(counts.sum()) + np.repeat(starts - rows, counts)
     paths = Paths(layout.tables, np.repeat(pages, counts), positions)
-    alone = _alone(cache.in_place, counts)
     slots = slots_of(paths, cache.block_size)
     tokens, places, kept_at = upload_rows((layout.tokens, positions, slots), cache.device)
     number = next(_numbers)
@@ -157,8 +155,7 @@ def lay_out(layout: Layout, cache: KVCache, order: Sequence[int]) -> StepBatch:
         first_row=dict(zip(order, rows.tolist(), strict=True)),
         number=torch.tensor([number]),
         paths=paths,
-        alone=alone,
-        _spans=tuple(_spans(layout, rows, pages, alone)),
+        alone=_alone(cache.in_place, counts),
     )
     return batch
 
@@ -198,11 +195,19 @@ def _alone(in_place: InPlace, counts: Ints) -> int:
             return 0
 
 
-def _spans(layout: Layout, rows: Ints, pages: Ints, alone: int) -> Iterator[_Span]:
+def _spans(layout: Layout, alone: int) -> tuple[_Span, ...]:
     """Of the chunks whose rows do not read alone."""
-    for chunk in np.flatnonzero(rows >= alone).tolist():
-        table = layout.tables[pages[chunk] :][: layout.sizes[chunk]]
-        yield _Span(int(rows[chunk]), int(layout.starts[chunk]), int(layout.counts[chunk]), table)
+    rows = np.cumsum(layout.counts) - layout.counts
+    pages = np.cumsum(layout.sizes) - layout.sizes
+    return tuple(
+        _Span(
+            int(rows[chunk]),
+            int(layout.starts[chunk]),
+            int(layout.counts[chunk]),
+            layout.tables[pages[chunk] :][: layout.sizes[chunk]],
+        )
+        for chunk in np.flatnonzero(rows >= alone).tolist()
+    )
 
 
 def slots_of(paths: Paths, block_size: int) -> Ints:

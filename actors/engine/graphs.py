@@ -24,7 +24,7 @@ from actors.engine.batch import Ints, Layout, Paths, StepBatch, find_step, lay_o
 from actors.engine.exactness import prove_steps
 from actors.engine.kv_cache import KVCache
 from actors.engine.runner import Forward, PagedModel
-from actors.engine.uploads import refill
+from actors.engine.uploads import refill, upload
 from actors.engine.varlen import pack, packed_size, table_of, unpack
 from cluster.config import DETERMINISTIC_ROWS, ModelConfig
 from cluster.errors import UnsupportedModel
@@ -61,7 +61,7 @@ class FixedStep:
     """
 
     def __init__(self, forward: Forward, cache: KVCache, size: int, width: int) -> None:
-        self._cache, self._size, self._width = cache, size, width
+        self._cache, self._size = cache, size
         self._batch = lay_out(_nothing(cache, size), cache, range(size))
         first = (self._batch.tokens[0], self._batch.positions[0], self._batch.slots)
         self._rows = torch.stack(first)
@@ -69,8 +69,9 @@ class FixedStep:
         self._batch.slots = self._rows[2]
         numbers = torch.zeros(packed_size(size, width), dtype=torch.int32, device=cache.device)
         most_keys = width * cache.block_size
-        self._batch.parts = (unpack(numbers, size, slice(0, size), 1, most_keys),)
-        self._numbers = numbers
+        part = unpack(numbers, size, slice(0, size), 1, most_keys)
+        self._batch.parts = (part,)
+        self._table, self._sums = part.table, numbers[: packed_size(size, 0)]
         self._kept = torch.arange(size, device=cache.device)
         self._run: Run = partial(self._compute, forward)
         self.fill(self._batch.layout.tokens, self._batch.paths)
@@ -89,14 +90,18 @@ class FixedStep:
         return self._run()[: len(kept)]
 
     def fill(self, tokens: Ints, paths: Paths) -> None:
-        """Put the numbers of these rows, and of those that fill up, where the computation is."""
+        """Put the numbers of these rows, and of those that fill up, where the computation is.
+
+        A table's columns beyond the longest sequence's are what they were: nobody looks there.
+        """
         block_size = self._cache.block_size
         filled = fill_up(paths, self._size, self._cache.spare)
         lengths = filled.positions + 1
-        table = table_of(filled.tables, filled.first_page, lengths, block_size, self._width)
+        table = table_of(filled.tables, filled.first_page, lengths, block_size)
         rows = (_longer(tokens, self._size, 0), filled.positions, slots_of(filled, block_size))
         refill(self._rows, np.stack(rows))
-        refill(self._numbers, pack(table, lengths, np.ones_like(lengths)))
+        refill(self._sums, pack(table[:, :0], lengths, np.ones_like(lengths)))
+        self._table[:, : table.shape[1]] = upload(table, self._cache.device)
 
     def _compute(self, forward: Forward) -> Tensor:
         batch = self._batch

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.attention import current_flash_attention_impl
+from torch.nn import attention
 from torch.nn.attention.varlen import varlen_attn
 
 from actors.engine.kv_cache import KVCache, LayerShape
@@ -88,14 +88,15 @@ def _has_head(shape: LayerShape) -> bool:
 
 
 def _is_here(device: torch.device) -> bool:
-    """Another implementation that somebody has put in the kernel's place is not the one we know."""
+    """Another implementation that somebody has put in the kernel's place is not the one we know;
+    torch before 2.12 has no such place, and no block table."""
     schema = str(torch.ops.aten._flash_attention_forward.default._schema)
     key = device.type.upper()
     return (
         "block_table" in schema
         and torch._C._dispatch_has_kernel_for_dispatch_key(OPERATOR, key)
         and torch.version.hip is None
-        and current_flash_attention_impl() is None
+        and attention.current_flash_attention_impl() is None
     )
 
 
@@ -136,14 +137,11 @@ def by_row(cache: KVCache, tables: Ints, first_page: Ints, positions: Ints) -> t
     return by_chunk(cache, tables, first_page, positions, np.ones_like(positions))
 
 
-def table_of(
-    tables: Ints, first: Ints, lengths: Ints, block_size: int, width: int | None = None
-) -> Words:
-    """The pages of each sequence of `lengths` tokens, `[sequences, width]`, by default as wide as
-    the longest needs; what is beyond a sequence's own is its last page again."""
+def table_of(tables: Ints, first: Ints, lengths: Ints, block_size: int) -> Words:
+    """The pages of each sequence of `lengths` tokens, as many columns as the longest needs; what
+    is beyond a sequence's own is its last page again."""
     pages = -(-lengths // block_size)
-    columns = np.arange(int(pages.max()) if width is None else width)
-    place = first[:, None] + np.minimum(columns, pages[:, None] - 1)
+    place = first[:, None] + np.minimum(np.arange(int(pages.max())), pages[:, None] - 1)
     table: Words = tables[place].astype(np.int32)
     return table
 

@@ -65,6 +65,11 @@ def decodes(cache: KVCache, positions: list[int], seed: int = 0) -> StepBatch:
     return build_batch(StepPlan(tuple(chunks)), cache)
 
 
+def one_token(position: int, blocks: list[int]) -> Chunk:
+    tokens = [7] * (position + 1)
+    return Chunk(Sequence(request("r", tokens[:200]), 0, tokens, blocks=blocks), position, 1, True)
+
+
 def spread_error(ours: Tensor, right: Tensor) -> float:
     return float((ours - right).square().mean().sqrt() / right.std())
 
@@ -119,10 +124,11 @@ def test_a_step_that_was_filled_up_gives_the_logits_of_the_rows_it_was_given(
 def test_nothing_is_left_of_the_step_before(model: PreTrainedModel) -> None:
     cache = cache_for(model)
     forward = PagedModel(model)
-    used, fresh = (FixedStep(forward, cache, 4, width=1) for _ in range(2))
-    before, batch = decodes(cache, [40, 30, 20, 10]), decodes(cache, [5, 3], seed=1)
+    used, fresh = (FixedStep(forward, cache, 4, width=2) for _ in range(2))
+    before = build_batch(StepPlan((one_token(270, [4, 5]), one_token(20, [2]))), cache)
+    batch = decodes(cache, [5, 3], seed=1)
     with torch.inference_mode():
-        used(before, torch.tensor([3, 2, 1, 0]))
+        used(before, torch.tensor([1, 0]))
         right = fresh(batch, torch.tensor([1, 0])).clone()
         ours = used(batch, torch.tensor([1, 0]))
     assert torch.equal(ours, right)

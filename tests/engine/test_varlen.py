@@ -77,7 +77,7 @@ def test_a_device_is_asked_whether_it_has_the_kernel() -> None:
 def test_a_table_goes_on_with_a_sequences_last_page_where_others_are_longer() -> None:
     tables, first = np.array([7, 3, 9, 4, 5]), np.array([0, 3])
     assert table_of(tables, first, np.array([9, 5]), 4).tolist() == [[7, 3, 9], [4, 5, 5]]
-    assert table_of(tables, first, np.array([4, 1]), 4, width=2).tolist() == [[7, 7], [4, 4]]
+    assert table_of(tables, first, np.array([4, 1]), 4).tolist() == [[7], [4]]
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1), st.integers(1, 3))
