@@ -187,9 +187,12 @@ def _proved(
 def _capture(steps: Mapping[int, FixedStep], device: torch.device) -> None:
     """All, the largest first: the others then find the memory that they need."""
     free, _ = torch.cuda.mem_get_info(device)
-    graphs = _Graphs()
-    for size in sorted(steps, reverse=True):
-        steps[size].capture(graphs)
+    graphs, ours = _Graphs(), torch.cuda.current_stream(device)
+    try:
+        for size in sorted(steps, reverse=True):
+            steps[size].capture(graphs)
+    finally:
+        torch.cuda.set_stream(ours)  # a capture that fails leaves us in its own
     left, _ = torch.cuda.mem_get_info(device)
     logger.info("CUDA graphs of %s rows take %d MiB", list(steps), (free - left) // MIB)
 

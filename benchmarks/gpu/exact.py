@@ -13,6 +13,8 @@ from transformers import PreTrainedModel
 import actors.engine.attention  # noqa: F401  # brings the operator
 from actors.engine.batch import build_batch
 from actors.engine.engine import Engine, build_engine
+from actors.engine.fitting import fit
+from actors.engine.graphs import fixed_steps
 from actors.engine.kv_cache import InPlace, KVCache, LayerShape
 from actors.engine.varlen import PAGE_MULTIPLE, usable_on
 from benchmarks.gpu.served import Prompt, prompts, serve
@@ -107,21 +109,25 @@ def _generated(model: PreTrainedModel, prompt: Prompt) -> list[int]:
 
 
 def _engine(model: PreTrainedModel, dtype: str, deterministic: bool = False) -> Engine:
-    return build_engine(
-        model,
-        ModelConfig(
-            dtype=dtype,
-            deterministic=deterministic,
-            max_model_len=1024,
-            cache=CacheConfig(block_size=PAGE_MULTIPLE, num_blocks=48),
-            batching=BatchingConfig(max_num_seqs=16, max_batch_tokens=256),
-        ),
+    return build_engine(model, _config(dtype, deterministic))
+
+
+def _config(dtype: str, deterministic: bool = False) -> ModelConfig:
+    return ModelConfig(
+        dtype=dtype,
+        deterministic=deterministic,
+        max_model_len=1024,
+        cache=CacheConfig(block_size=PAGE_MULTIPLE, num_blocks=48),
+        batching=BatchingConfig(max_num_seqs=16, max_batch_tokens=256),
     )
 
 
 def _proofs(device: torch.device) -> str:
-    """What a shard asks of its engine when it loads."""
-    _engine(made(SMALL, torch.bfloat16, device, wide=True), "bfloat16")
+    """What is asked of an engine when it loads; but one that cannot be captured would serve."""
+    model, config = made(SMALL, torch.bfloat16, device, wide=True), _config("bfloat16")
+    fitted = fit(model, config)
+    if not fixed_steps(model, fitted.cache, config, fitted.capacity.max_model_len):
+        raise Differs("steps cannot be captured: the log says why")
     return "as proved at each load"
 
 
