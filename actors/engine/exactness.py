@@ -166,7 +166,7 @@ def _paged_logits(
         chunks = [Chunk(sequences[i], start, n, False) for i, n in zip(going, counts, strict=True)]
         parts = torch.split(_all_logits(runner, cache, chunks), counts)
         for i, part in zip(going, parts, strict=True):
-            logits[i].append(part)
+            logits[i].append(part.clone())  # good only until the next step
     return [torch.cat(parts) for parts in logits]
 
 
