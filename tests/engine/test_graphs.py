@@ -1,6 +1,6 @@
 """Fixed steps compute what steps as they come do, whatever was in their memory before.
 
-On a CPU nothing is captured: what would be replayed is computed again, from and into the same memory.
+On a CPU nothing is captured: what would be replayed is computed again, in the same memory.
 """
 
 from __future__ import annotations
