@@ -10,11 +10,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-STREAM_BYTES = 2**30
-"""Well beyond any cache."""
+STREAM_BYTES, GPU_STREAM_BYTES = 2**30, 2**32
+"""Well beyond any cache, and on a GPU enough to make a launch nothing beside it."""
 
 PRODUCTS = ((512, 1536, 576), (2048, 2048, 2048), (512, 4096, 4096))
+GPU_PRODUCTS = ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 4096, 14_336))
 TRIES = 7
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +53,10 @@ class Needs:
         return read / limits.bytes_s, flop / limits.flop_s
 
 
-def measure_limits(dtype: torch.dtype) -> Limits:
-    """Takes about two seconds and 1 GiB."""
-    return Limits(_streaming(), max(_products(dtype, *shape) for shape in PRODUCTS))
+def measure_limits(dtype: torch.dtype, device: torch.device = CPU) -> Limits:
+    """Takes about two seconds and 1 GiB, on a GPU 8."""
+    products = GPU_PRODUCTS if device.type == "cuda" else PRODUCTS
+    return Limits(_streaming(device), max(_products(dtype, device, *shape) for shape in products))
 
 
 def needs_of(model: PreTrainedModel, kv_bytes: int) -> Needs:
@@ -68,22 +72,42 @@ def _count(weights: list[Tensor]) -> int:
     return sum(weight.numel() for weight in weights)
 
 
-def _streaming() -> float:
-    """Bytes a second, by summing a tensor: it reads all and writes nothing."""
-    values = torch.ones(STREAM_BYTES // 4)
-    return STREAM_BYTES / _best(values.sum)
+def _streaming(device: torch.device) -> float:
+    """Bytes a second, by summing a tensor: it reads all and writes nothing. On a GPU also by
+    copying it, which comes nearer to what its memory can do."""
+    size = GPU_STREAM_BYTES if device.type == "cuda" else STREAM_BYTES
+    values = torch.ones(size // 4, device=device)
+    rate = size / _best(values.sum, device)
+    if device.type != "cuda":
+        return rate
+    target = torch.empty_like(values)
+    return max(rate, 2 * size / _best(lambda: target.copy_(values), device))
 
 
-def _products(dtype: torch.dtype, rows: int, inner: int, columns: int) -> float:
-    left, right = torch.ones(rows, inner, dtype=dtype), torch.ones(inner, columns, dtype=dtype)
-    return 2 * rows * inner * columns / _best(lambda: left @ right)
+def _products(
+    dtype: torch.dtype, device: torch.device, rows: int, inner: int, columns: int
+) -> float:
+    """FLOPs a second, of random numbers: of equal ones a GPU takes less power, and is faster."""
+    left = torch.randn(rows, inner, device=device).to(dtype)
+    right = torch.randn(inner, columns, device=device).to(dtype)
+    return 2 * rows * inner * columns / _best(lambda: left @ right, device)
 
 
-def _best(act: Callable[[], object]) -> float:
+def _best(act: Callable[[], object], device: torch.device) -> float:
+    """Seconds of one, the least of several tries."""
     act()
-    times = []
-    for _ in range(TRIES):
-        began = time.perf_counter()
-        act()
-        times.append(time.perf_counter() - began)
-    return min(times)
+    return min(_timed(act, device) for _ in range(TRIES))
+
+
+def _timed(act: Callable[[], object], device: torch.device) -> float:
+    """On a GPU until it is done there."""
+    _wait(device)
+    began = time.perf_counter()
+    act()
+    _wait(device)
+    return time.perf_counter() - began
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -15,7 +15,7 @@ from cluster.frozen import Frozen
 from cluster.isolation import check_stand_ins
 from cluster.scheduling_config import SchedulingConfig
 
-Dtype = Literal["auto", "float32", "bfloat16", "float16", "int8"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8"]
 
 
 class CacheConfig(Frozen):
@@ -119,14 +119,16 @@ class ModelConfig(Frozen):
     )
     dtype: Dtype = Field(
         "auto",
-        description="Precision of weights and KV; auto: as saved; int8: weights, beside bfloat16.",
+        description="Precision of weights and KV; auto: as saved; int8 (on a CPU), fp8 (on a GPU):"
+        " of linear layers, beside bfloat16.",
     )
     deterministic: bool = Field(
         False, description="The same request gives the same tokens, whatever runs beside it."
     )
     compile: Literal["auto", "off"] = Field(
         "auto",
-        description="auto: on a CPU with a C++ compiler, compile the model beside serving it.",
+        description="auto: on a CPU with a C++ compiler, compile the model beside serving it; on"
+        " a GPU capture decodes as CUDA graphs.",
     )
     max_model_len: int | None = Field(None, ge=2, description="Context, tokens.")
     tensor_parallel: int = Field(
@@ -160,8 +162,8 @@ class ModelConfig(Frozen):
             raise ValueError(
                 "cache.host_gib needs tensor_parallel 1: each rank has a part of every page"
             )
-        if self.dtype == "int8":
-            raise ValueError("dtype int8 needs tensor_parallel 1: its scales are not split")
+        if self.dtype in ("int8", "fp8"):
+            raise ValueError(f"dtype {self.dtype} needs tensor_parallel 1: scales are not split")
         if self.resources.mig_profile is not None:
             raise ValueError("mig_profile needs tensor_parallel 1: slices have no link")
         if self.resources.gpus not in (None, 0, self.tensor_parallel):

@@ -17,6 +17,7 @@ class EngineStats:
     the pool holds of them; `pages_saved` went there, `pages_loaded` came back. `pauses` are the
     watermark's, `preemptions` for want of pages. Of `tokens_guessed` ahead of their turn so many
     were `guesses_right`. `compiled`: by a program made for the model, not by its layers one by one.
+    `device_s`: from the first to the last kernel of each step, on a GPU.
     """
 
     steps: int
@@ -37,6 +38,7 @@ class EngineStats:
     tokens_guessed: int
     guesses_right: int
     compiled: bool
+    device_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ from transformers import AttentionInterface
 
 from actors.engine.batch import Read, StepBatch, find_step
 from actors.engine.kernels import attend_rows
-from actors.engine.kv_cache import InPlace, seen
+from actors.engine.kv_cache import seen
+from actors.engine.varlen import attend_ragged
 
 PAGED = "shoal_paged"
 """The name under which transformers finds `paged_attention`. No mask function is registered for
@@ -98,10 +99,13 @@ def _attend_all(
     softcap: float | None,
 ) -> Tensor:
     """The same with these heads alone."""
-    out = _out(query, key, value)
-    if batch.cache.in_place is InPlace.NONE:
+    in_place = batch.cache.in_place
+    if not in_place.by_kernel:
         batch.cache.write(layer, batch.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
-    else:
+    if in_place.ragged and softcap is None:
+        return attend_ragged(batch.cache, batch.ragged(), layer, query, scale, window)
+    out = _out(query, key, value)
+    if in_place.by_kernel:
         _keep_and_attend(batch, layer, query, key, value, window, scale, softcap, out)
     for read in batch.reads(window):
         own = (tensor[:, :, read.rows] for tensor in (query, key, value))
@@ -131,7 +135,7 @@ def _keep_and_attend(
         seen(key),
         seen(value),
         *batch.cache.pages(layer),
-        paths.slots,
+        seen(batch.slots),
         paths.tables,
         paths.first_page,
         paths.positions,

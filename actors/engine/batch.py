@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from actors.engine.kv_cache import InPlace, KVCache
+from actors.engine.uploads import upload, upload_rows
+from actors.engine.varlen import Ragged, by_chunk, by_row
 from cluster.steps import Chunk, PageCopy, StepPlan
 
 Ints = NDArray[np.int64]
@@ -48,15 +50,11 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """The way of each row to its pages: page `i` of row `r` is `tables[first_page[r] + i]`.
-
-    Its own key and value are kept at `slots[r]`.
-    """
+    """The way of each row to its pages: page `i` of row `r` is `tables[first_page[r] + i]`."""
 
     tables: Ints
     first_page: Ints
     positions: Ints
-    slots: Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +92,22 @@ class StepBatch:
     number: Tensor
     paths: Paths
     alone: int
-    _spans: tuple[_Span, ...]
+    parts: tuple[Ragged, ...] = ()
     _reads: dict[int | None, tuple[Read, ...]] = field(default_factory=dict)
+
+    def ragged(self) -> tuple[Ragged, ...]:
+        """How the rows read their pages by torch's kernel: `parts`, once they are known."""
+        if not self.parts:
+            paths, counts = self.paths, self.layout.counts
+            way = (self.cache, paths.tables, paths.first_page, paths.positions)
+            self.parts = by_row(*way) if self.cache.in_place.repeats else by_chunk(*way, counts)
+        return self.parts
 
     def reads(self, window: int | None) -> tuple[Read, ...]:
         """How the rows read their pages in a layer whose queries see `window` tokens back."""
         if window not in self._reads:
             plan = _ReadPlanner(self.cache, window)
-            self._reads[window] = tuple(plan.reads(self._spans))
+            self._reads[window] = tuple(plan.reads(_spans(self.layout, self.alone)))
         return self._reads[window]
 
 
@@ -141,22 +147,20 @@ def lay_out(layout: Layout, cache: KVCache, order: Sequence[int]) -> StepBatch:
     starts, counts, sizes = layout.starts, layout.counts, layout.sizes
     rows, pages = np.cumsum(counts) - counts, np.cumsum(sizes) - sizes
     positions = np.arange(counts.sum()) + np.repeat(starts - rows, counts)
-    first_page = np.repeat(pages, counts)
-    slots = _slots(layout.tables, first_page, positions, cache.block_size)
-    paths = Paths(layout.tables, first_page, positions, slots)
-    alone = _alone(cache.in_place, counts)
+    paths = Paths(layout.tables, np.repeat(pages, counts), positions)
+    slots = slots_of(paths, cache.block_size)
+    tokens, places, kept_at = upload_rows((layout.tokens, positions, slots), cache.device)
     number = next(_numbers)
     batch = _steps[number] = StepBatch(
         cache=cache,
-        tokens=_on_device(layout.tokens, cache)[None],
-        positions=_on_device(paths.positions, cache)[None],
-        slots=_on_device(slots, cache),
+        tokens=tokens[None],
+        positions=places[None],
+        slots=kept_at,
         layout=layout,
         first_row=dict(zip(order, rows.tolist(), strict=True)),
         number=torch.tensor([number]),
         paths=paths,
-        alone=alone,
-        _spans=tuple(_spans(layout, rows, pages, alone)),
+        alone=_alone(cache.in_place, counts),
     )
     return batch
 
@@ -192,25 +196,29 @@ def _alone(in_place: InPlace, counts: Ints) -> int:
             return int(counts.sum())
         case InPlace.DECODES:
             return int(counts[counts <= MOST_ALONE].sum())
-        case InPlace.NONE:
+        case InPlace.NONE | InPlace.RAGGED | InPlace.RAGGED_ROWS:
             return 0
 
 
-def _spans(layout: Layout, rows: Ints, pages: Ints, alone: int) -> Iterator[_Span]:
+def _spans(layout: Layout, alone: int) -> tuple[_Span, ...]:
     """Of the chunks whose rows do not read alone."""
-    for chunk in np.flatnonzero(rows >= alone).tolist():
-        table = layout.tables[pages[chunk] :][: layout.sizes[chunk]]
-        yield _Span(int(rows[chunk]), int(layout.starts[chunk]), int(layout.counts[chunk]), table)
+    rows = np.cumsum(layout.counts) - layout.counts
+    pages = np.cumsum(layout.sizes) - layout.sizes
+    return tuple(
+        _Span(
+            int(rows[chunk]),
+            int(layout.starts[chunk]),
+            int(layout.counts[chunk]),
+            layout.tables[pages[chunk] :][: layout.sizes[chunk]],
+        )
+        for chunk in np.flatnonzero(rows >= alone).tolist()
+    )
 
 
-def _slots(tables: Ints, first_page: Ints, positions: Ints, block_size: int) -> Ints:
+def slots_of(paths: Paths, block_size: int) -> Ints:
     """Where each row's key and value live: its page times the page's size, plus its place there."""
-    pages: Ints = tables[first_page + positions // block_size]
-    return pages * block_size + positions % block_size
-
-
-def _on_device(array: Ints, cache: KVCache) -> Tensor:
-    return torch.from_numpy(array).to(cache.device)
+    pages: Ints = paths.tables[paths.first_page + paths.positions // block_size]
+    return pages * block_size + paths.positions % block_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +266,7 @@ class _ReadPlanner:
             row[: len(visible)] = visible
         rows = slice(spans[0].row, spans[-1].row + spans[-1].count)
         mask = self._mask(spans, width * self.cache.block_size)
-        return Read(rows, len(spans), _on_device(pages.ravel(), self.cache), mask)
+        return Read(rows, len(spans), upload(pages.ravel(), self.cache.device), mask)
 
     def _mask(self, spans: list[_Span], tokens: int) -> Tensor:
         """0 where query `q` sees key `k` (`q - window < k <= q`), -inf elsewhere."""
@@ -269,8 +277,8 @@ class _ReadPlanner:
         seen = keys <= queries
         if self.window is not None:
             seen &= keys > queries - self.window
-        mask = torch.from_numpy(np.where(seen, np.float32(0), np.float32(-np.inf)))
-        return mask[:, None].to(self.cache.device, self.cache.dtype)
+        mask = upload(np.where(seen, np.float32(0), np.float32(-np.inf)), self.cache.device)
+        return mask[:, None].to(self.cache.dtype)
 
     def _first_page(self, span: _Span) -> int:
         if self.window is None:

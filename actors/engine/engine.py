@@ -19,6 +19,7 @@ from actors.engine.compiled import Wish, program_wish
 from actors.engine.exactness import prove_program
 from actors.engine.fitting import fit
 from actors.engine.gang import Gang
+from actors.engine.graphs import fixed_steps
 from actors.engine.loader import load_model
 from actors.engine.lockstep import LeadingForward, follow
 from actors.engine.pace import ThreadPace
@@ -159,6 +160,7 @@ class Engine:
             tokens_guessed=batching.tokens_guessed,
             guesses_right=batching.guesses_right,
             compiled=self._prove is None,
+            device_s=self._runner.device_s,
         )
 
     def verify(self) -> None:
@@ -223,6 +225,8 @@ def build_engine(loaded: PreTrainedModel, model: ModelConfig, gang: Gang | None 
     runner = ModelRunner(loaded, fitted.cache, _pace(loaded, model, gang))
     if gang is not None:
         runner.use(LeadingForward(loaded, gang))
+    elif steps := fixed_steps(loaded, fitted.cache, model, fitted.capacity.max_model_len):
+        runner.use(steps)
     cache, capacity = model.cache, fitted.capacity
     host = HostTier(fitted.host_slots)
     pool = BlockPool(capacity.total_pages, capacity.block_size, cache.prefix_caching, host)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -22,9 +23,12 @@ from actors.engine.pool_size import (
     within_pool,
 )
 from actors.engine.split import own_heads
+from actors.engine.varlen import AMPERE, PAGE_MULTIPLE, usable_on
 from cluster.config import ModelConfig
 from cluster.errors import ConfigError
 from cluster.reports import ShardCapacity
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +47,14 @@ def fit(loaded: PreTrainedModel, model: ModelConfig, gang: Gang | None = None) -
     As many as fit the rank with the least room. Raises UnsupportedModel for a family that cannot be
     served exactly, ConfigError for lengths and sizes that do not go together.
     """
-    in_place = _in_place(loaded, model)
     layers = check_family(loaded)
     if gang is not None:
         layers = own_heads(loaded, layers, gang)
-    prove_exact(loaded, layers, in_place)
+    in_place = _in_place(loaded, layers, model)
     block_size, seats = model.cache.block_size, model.steps.places
     longest = _longest(loaded, model.max_model_len)
+    pages = (block_size, longest) if in_place is not None and in_place.ragged else ()
+    prove_exact(loaded, layers, in_place, *pages)
     blocks = pool_blocks(
         model.cache,
         page_bytes(layers, block_size, loaded.dtype),
@@ -70,14 +75,26 @@ def fit(loaded: PreTrainedModel, model: ModelConfig, gang: Gang | None = None) -
     return Fitted(layers, cache, ShardCapacity(block_size, blocks, seats, longest), slots)
 
 
-def _in_place(loaded: PreTrainedModel, model: ModelConfig) -> InPlace | None:
+def _in_place(
+    loaded: PreTrainedModel, layers: Mapping[int, LayerShape], model: ModelConfig
+) -> InPlace | None:
     """Deterministic is a row that reads alone, whatever its step holds; else what is fastest."""
+    block_size = model.cache.block_size
+    if usable_on(loaded.device, loaded.dtype, block_size, layers.values()):
+        return InPlace.RAGGED_ROWS if model.deterministic else InPlace.RAGGED
+    if loaded.device.type == "cuda":
+        logger.warning(
+            "attention gathers pages, which is slower: to read them where they lie takes float16 or"
+            " bfloat16, cache.block_size %d and compute capability %d.%d; here %s, %d",
+            *(PAGE_MULTIPLE, *AMPERE, dtype_name(loaded.dtype), block_size),
+        )
     if not model.deterministic:
         return None
     if not readable_in_place(loaded.device, loaded.dtype):
         raise ConfigError(
-            "deterministic needs float32 or bfloat16 on a CPU,"
-            f" not {dtype_name(loaded.dtype)} on {loaded.device.type}",
+            "deterministic needs float32 or bfloat16 on a CPU, or float16 or bfloat16 and"
+            f" cache.block_size {PAGE_MULTIPLE} on a GPU,"
+            f" not {dtype_name(loaded.dtype)} on {loaded.device.type} with pages of {block_size}",
             "models.deterministic",
         )
     return InPlace.ALL

@@ -44,11 +44,32 @@ class LayerShape:
 
 
 class InPlace(Enum):
-    """Which rows of a step read their pages where they lie (`kernels`); the others gather them."""
+    """Which rows of a step read their pages where they lie; the others gather them.
+
+    By our own kernel on a CPU (`kernels`): decodes, or all. By torch's on a GPU (`varlen`): all,
+    but for layers it cannot do, as they come or each by itself.
+    """
 
     NONE = "none"
     DECODES = "decodes"
     ALL = "all"
+    RAGGED = "ragged"
+    RAGGED_ROWS = "ragged rows"
+
+    @property
+    def ragged(self) -> bool:
+        """Whether it is torch's kernel."""
+        return self in (InPlace.RAGGED, InPlace.RAGGED_ROWS)
+
+    @property
+    def by_kernel(self) -> bool:
+        """Whether it is our own, which keeps the step's keys and values too."""
+        return self in (InPlace.DECODES, InPlace.ALL)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a row comes out the same, bit for bit, whatever its step holds beside it."""
+        return self in (InPlace.ALL, InPlace.RAGGED_ROWS)
 
 
 def readable_in_place(device: torch.device, dtype: torch.dtype) -> bool:
@@ -65,7 +86,9 @@ class KVCache:
     """Pages of keys and values for every attention layer of one model.
 
     Pages start as zeros and only ever hold finite numbers: a masked position has weight zero, and
-    zero times a stray NaN would still be NaN. `in_place` is by default what is fastest.
+    zero times a stray NaN would still be NaN. `in_place` is by default what is fastest on a CPU.
+    Behind the last page lies the `spare` one, which nobody owns: rows that only fill up a step
+    write there.
     """
 
     def __init__(
@@ -89,6 +112,10 @@ class KVCache:
         }
         self._scratch = _Scratch(dtype, device)
 
+    @property
+    def spare(self) -> int:
+        return self.num_blocks
+
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         """Keep `key` and `value`, `[tokens, kv_heads, dim]`, at `slots` (page * block_size + i)."""
         pages = self._layers[layer]
@@ -99,8 +126,12 @@ class KVCache:
         return self._layers[layer].shape
 
     def pages(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """All keys and values of a layer, `[num_blocks, block_size, kv_heads, dim]`; see `seen`."""
+        """All keys and values of a layer, `[pages, block_size, kv_heads, dim]`; see `seen`."""
         return self._layers[layer].seen
+
+    def paged(self, layer: int) -> tuple[Tensor, Tensor]:
+        """The same as tensors."""
+        return self._layers[layer].paged
 
     def gather(self, layer: int, pages: Tensor, sequences: int) -> tuple[Tensor, Tensor]:
         """Keys and values of `pages` (an equal number for each of `sequences`, in a row).
@@ -165,7 +196,7 @@ class KVCache:
             start += rows.shape[1]
 
     def _rows(self) -> Iterator[Tensor]:
-        """All pages of a layer's keys, then of its values, as bytes: `[num_blocks, row]`."""
+        """All pages of a layer's keys, then of its values, as bytes: `[num_blocks + 1, row]`."""
         for layer in self._layers.values():
             yield layer.keys.view(torch.uint8)
             yield layer.values.view(torch.uint8)
@@ -184,16 +215,17 @@ class _LayerPages:
     ) -> None:
         def pages(dim: int) -> Tensor:
             row = block_size * shape.kv_heads * dim
-            return _zeros(num_blocks * row, dtype, device).view(num_blocks, row)
+            return _zeros((num_blocks + 1) * row, dtype, device).view(num_blocks + 1, row)
 
         self.shape = shape
         self.keys = pages(shape.key_dim)
         self.values = pages(shape.value_dim)
         self.key_slots = self.keys.view(-1, shape.kv_heads, shape.key_dim)
         self.value_slots = self.values.view(-1, shape.kv_heads, shape.value_dim)
+        paged = (num_blocks + 1, block_size, shape.kv_heads, -1)
+        self.paged = (self.keys.view(paged), self.values.view(paged))
         if readable_in_place(device, dtype):
-            paged = (num_blocks, block_size, shape.kv_heads, -1)
-            self.seen = (seen(self.keys.view(paged)), seen(self.values.view(paged)))
+            self.seen = (seen(self.paged[0]), seen(self.paged[1]))
 
 
 def seen(tensor: Tensor) -> NDArray[Any]:

@@ -10,15 +10,19 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from actors.engine.float8 import ADA, is_narrow, narrow
 from actors.engine.quantized import is_quantized, quantize
+from actors.engine.varlen import AMPERE
 from cluster.errors import ModelUnavailable
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-INT8 = "int8"
-"""The precision of linear layers' weights; everything else of such a model is `INT8_WITH`."""
+INT8, FP8 = "int8", "fp8"
 
-INT8_WITH = torch.bfloat16
+EIGHT_BITS = {INT8: quantize, FP8: narrow}
+"""What makes a model of the precision of linear layers; all else of it is `EIGHT_BITS_WITH`."""
+
+EIGHT_BITS_WITH = torch.bfloat16
 
 
 def load_model(
@@ -26,16 +30,17 @@ def load_model(
 ) -> PreTrainedModel:
     """The model of `folder` on `device`, in eval mode, no parameter asking for a gradient.
 
-    `dtype` is a key of DTYPES, `auto` for the precision the weights are saved in, or INT8. Weights
-    are mapped from the file and cast one tensor at a time, so memory peaks at the model's own size
-    plus one tensor, before it is made smaller by INT8. Raises ModelUnavailable for a folder that
-    holds no complete causal language model, and for a precision the device cannot compute in.
+    `dtype` is a key of DTYPES or EIGHT_BITS, or `auto` for the precision the weights are saved in.
+    Weights are mapped from the file and cast one tensor at a time, so memory peaks at the model's
+    own size plus one tensor, before eight bits make it smaller. Raises ModelUnavailable for a
+    folder that holds no complete causal language model, and for a precision the device cannot
+    compute in.
     """
     config = read_config(folder)
     precision = resolve_dtype(dtype, config, device)
     model = read_weights(folder, config, precision, attn_implementation, device_map={"": device})
-    if dtype == INT8:
-        quantize(model)
+    if dtype in EIGHT_BITS:
+        EIGHT_BITS[dtype](model)
     return model
 
 
@@ -88,13 +93,19 @@ def read_config(folder: Path) -> Any:
 
 
 def supported_dtypes(device: torch.device) -> list[str]:
-    """The keys of DTYPES that `device` computes in natively, and INT8 where it can."""
+    """The keys of DTYPES and EIGHT_BITS that `device` computes in natively."""
     if device.type == "cpu":
         return [*DTYPES, INT8]
     if device.type != "cuda":
         return []
-    native = torch.cuda.get_device_capability(device) >= (8, 0)
-    return [name for name in DTYPES if native or name != "bfloat16"]
+    return cuda_dtypes(torch.cuda.get_device_capability(device))
+
+
+def cuda_dtypes(capability: tuple[int, int]) -> list[str]:
+    """The same of a GPU of that compute capability."""
+    least = {"bfloat16": AMPERE, FP8: ADA}
+    names = (*DTYPES, FP8)
+    return [name for name in names if capability >= least.get(name, capability)]
 
 
 def resolve_dtype(dtype: str, config: Any, device: torch.device) -> torch.dtype:
@@ -102,19 +113,21 @@ def resolve_dtype(dtype: str, config: Any, device: torch.device) -> torch.dtype:
     as_saved = dtype == "auto"
     wanted = dtype_name(config.dtype or torch.float32) if as_saved else dtype
     allowed = supported_dtypes(device)
-    if wanted not in allowed or (as_saved and wanted == INT8):  # integers without their scales
+    if wanted not in allowed or (as_saved and wanted in EIGHT_BITS):  # without their scales
         known = [name for name in allowed if name != wanted]
         works = ", ".join(known) or "nothing; use a cpu or cuda device"
         origin = " (as saved)" if as_saved else ""
         raise ModelUnavailable(
             f"dtype {wanted}{origin} is not supported on {device}; works: {works}"
         )
-    return INT8_WITH if wanted == INT8 else DTYPES[wanted]
+    return EIGHT_BITS_WITH if wanted in EIGHT_BITS else DTYPES[wanted]
 
 
 def precision_name(model: PreTrainedModel) -> str:
     """What `load_model` was asked for to get this model, `auto` resolved."""
-    return INT8 if is_quantized(model) else dtype_name(model.dtype)
+    if is_quantized(model):
+        return INT8
+    return FP8 if is_narrow(model) else dtype_name(model.dtype)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from actors.engine.uploads import indices, upload
 from cluster.messages import Sampling
 from cluster.steps import Sequence
 
@@ -41,25 +42,25 @@ def _adjust_row(row: Tensor, sequence: Sequence) -> None:
     sampling = sequence.request.sampling
     if sampling.logit_bias:
         tokens, biases = zip(*sampling.logit_bias, strict=True)
-        bias = torch.tensor(biases, dtype=row.dtype, device=row.device)
-        row.index_add_(0, torch.tensor(tokens, device=row.device), bias)
+        bias = upload(np.asarray(biases), row.device).to(row.dtype)
+        row.index_add_(0, indices(tokens, row.device), bias)
     if _bans_stopping(sequence):
         banned = [t for t in sequence.request.stopping.stop_token_ids if t < len(row)]
-        row.index_fill_(0, torch.tensor(banned, dtype=torch.int64, device=row.device), -torch.inf)
+        row.index_fill_(0, indices(banned, row.device), -torch.inf)
     if _penalises(sampling):
         _penalise(row, sequence, sampling)
 
 
 def _penalise(row: Tensor, sequence: Sequence, sampling: Sampling) -> None:
     if sampling.repetition_penalty != 1.0:
-        seen = torch.from_numpy(np.unique(np.array(sequence.tokens))).to(row.device)
+        seen = upload(np.unique(np.array(sequence.tokens)), row.device)
         logits, penalty = row[seen], sampling.repetition_penalty
         row[seen] = torch.where(logits > 0, logits / penalty, logits * penalty)
     output = sequence.tokens[sequence.prompt_len :]
     if output and (sampling.presence_penalty or sampling.frequency_penalty):
         tokens, counts = np.unique(np.array(output), return_counts=True)
         penalties = sampling.presence_penalty + sampling.frequency_penalty * counts
-        row[torch.from_numpy(tokens).to(row.device)] -= torch.from_numpy(penalties).to(row)
+        row[upload(tokens, row.device)] -= upload(penalties, row.device).to(row.dtype)
 
 
 def _bans_stopping(sequence: Sequence) -> bool:

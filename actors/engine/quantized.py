@@ -9,7 +9,7 @@ The model stays transformers' own, but for its linear layers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -78,32 +78,44 @@ def quantize(model: PreTrainedModel) -> None:
     no layer's (the experts of a mixture) are left alone. Raises UnsupportedModel if nothing is
     left to be made smaller.
     """
-    names = list(_linears(model))
+    replace_linears(model, "int8", Int8Linear, _fits)
+
+
+def replace_linears(
+    model: PreTrainedModel,
+    dtype: str,
+    made: Callable[[Tensor, Tensor | None], nn.Module],
+    fits: Callable[[Tensor], bool],
+) -> None:
+    """Put what is `made` of its weight, `[outputs, inputs]`, and bias in place of each linear layer
+    whose weight fits. Raises UnsupportedModel, naming the `dtype`, where none does."""
+    names = list(_linears(model, fits))
     if not names:
         raise UnsupportedModel(
-            f"{type(model).__name__} ({model.config.model_type}) has no linear layers that int8"
+            f"{type(model).__name__} ({model.config.model_type}) has no linear layers that {dtype}"
             " weights could replace: use another dtype"
         )
     for name in names:
-        model.set_submodule(name, _quantized(model.get_submodule(name)))
+        layer: Any = model.get_submodule(name)
+        model.set_submodule(name, made(_oriented(layer), layer.bias))
 
 
 def is_quantized(model: PreTrainedModel) -> bool:
     return any(isinstance(module, Int8Linear) for module in model.modules())
 
 
-def _linears(model: PreTrainedModel) -> Iterator[str]:
+def _fits(weight: Tensor) -> bool:
+    return weight.shape[1] % STRIDE == 0
+
+
+def _linears(model: PreTrainedModel, fits: Callable[[Tensor], bool]) -> Iterator[str]:
     """Names, not modules: who holds a module keeps its weight in memory.
 
     A class derived from a layer may do anything with it, so it is left alone.
     """
     for name, module in model.named_modules():
-        if type(module) in (nn.Linear, Conv1D) and _oriented(module).shape[1] % STRIDE == 0:
+        if type(module) in (nn.Linear, Conv1D) and fits(_oriented(module)):
             yield name
-
-
-def _quantized(module: Any) -> Int8Linear:
-    return Int8Linear(_oriented(module), module.bias)
 
 
 def _oriented(module: Any) -> Tensor:

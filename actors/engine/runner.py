@@ -17,12 +17,14 @@ from transformers import PreTrainedModel
 
 from actors.engine.attention import PAGED
 from actors.engine.batch import StepBatch, build_batch
+from actors.engine.device_clock import clock_of
 from actors.engine.host_pages import HostPages
 from actors.engine.kernels import use_threads
 from actors.engine.kv_cache import KVCache
 from actors.engine.logprobs import score_prompt
 from actors.engine.pace import ThreadPace
 from actors.engine.sampler import Sampler
+from actors.engine.uploads import indices
 from cluster.messages import TokenLogprob
 from cluster.steps import Chunk, StepPlan, StepResult
 
@@ -64,11 +66,21 @@ class ModelRunner:
         self._cache = cache
         self.host = HostPages(cache)
         self._sampler = Sampler()
+        self._clock = clock_of(model.device)
         self.vocab_size: int = model.config.get_text_config().vocab_size
+
+    @property
+    def device_s(self) -> float:
+        """Seconds the device computed, by its own clock; 0 on a CPU."""
+        return self._clock.seconds
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute `plan`. If it raises, nothing of the plan's pages may be trusted any more."""
+        with self._clock.step():
+            return self._execute(plan)
+
+    def _execute(self, plan: StepPlan) -> StepResult:
         self.host.save(plan.saves)
         self._cache.copy_pages(plan.copies)
         self.host.load(plan.loads)
@@ -108,7 +120,7 @@ class ModelRunner:
     @torch.inference_mode()
     def logits(self, batch: StepBatch, rows: Sequence[int]) -> Tensor:
         """Forward pass over the batch; the logits after `rows`, `[len(rows), vocab]`."""
-        kept = torch.tensor(rows or [0], dtype=torch.int64, device=self._device)
+        kept = indices(rows or [0], self._device)
         with self._threads(batch.tokens.shape[1]):
             logits = self._forward(batch.tokens, batch.positions, kept, batch.number)
         return logits[: len(rows)]

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from actors.engine.logprobs import report
 from actors.engine.penalties import adjust
+from actors.engine.uploads import indices, upload
 from cluster.messages import Sampling, TokenLogprob
 from cluster.steps import Sequence
 
@@ -52,19 +53,21 @@ class Sampler:
         return _with_logprobs(raw, tokens, sequences)
 
     def _choose(self, logits: Tensor, sequences: Many[Sequence], places: Many[int]) -> list[int]:
+        """All on the device of `logits`, and back in one transfer."""
         drawn = [row for row, sequence in enumerate(sequences) if not _is_greedy(sequence)]
         if len(drawn) == len(sequences):
-            return self._draw(logits, sequences, places)
-        tokens: list[int] = logits.argmax(dim=-1).tolist()
-        own = [sequences[row] for row in drawn], [places[row] for row in drawn]
-        for row, token in zip(drawn, self._draw(logits[drawn], *own), strict=True):
-            tokens[row] = token
+            chosen = self._draw(logits, sequences, places)
+        else:
+            chosen = logits.argmax(dim=-1)
+        if 0 < len(drawn) < len(sequences):
+            rows = indices(drawn, logits.device)
+            own = [sequences[row] for row in drawn], [places[row] for row in drawn]
+            chosen[rows] = self._draw(logits[rows], *own)
+        tokens: list[int] = chosen.tolist()
         return tokens
 
-    def _draw(self, logits: Tensor, sequences: Many[Sequence], places: Many[int]) -> list[int]:
+    def _draw(self, logits: Tensor, sequences: Many[Sequence], places: Many[int]) -> Tensor:
         """One token a row from the distribution left by temperature, top_k, top_p and min_p."""
-        if not sequences:
-            return []
         sampling = [sequence.request.sampling for sequence in sequences]
         temperatures = _column([s.temperature for s in sampling], logits)
         probs = torch.softmax(logits / temperatures, dim=-1)
@@ -74,8 +77,7 @@ class Sampler:
         uniforms = _column(list(map(self._uniform, sequences, places)), total)
         # Strictly below the total, whatever rounding does, so that the token found has a chance.
         target = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
-        chosen: list[int] = torch.searchsorted(cumulative, target, right=True)[:, 0].tolist()
-        return chosen
+        return torch.searchsorted(cumulative, target, right=True)[:, 0]
 
     def _uniform(self, sequence: Sequence, place: int) -> float:
         """A number in [0, 1) that depends on (seed, output position, choice) alone."""
@@ -100,7 +102,8 @@ def _filter(probs: Tensor, sampling: Many[Sampling]) -> Tensor:
     if not rows:
         return probs
     floor = torch.zeros_like(probs[:, :1])
-    floor[rows] = _floors(probs[rows], [sampling[row] for row in rows])
+    index = indices(rows, probs.device)
+    floor[index] = _floors(probs[index], [sampling[row] for row in rows])
     return probs.masked_fill(probs < floor, 0.0)
 
 
@@ -109,9 +112,11 @@ def _floors(probs: Tensor, sampling: Many[Sampling]) -> Tensor:
     vocab = probs.shape[1]
     width = min(vocab, max(FIRST_WIDTH, *(s.top_k for s in sampling)))
     floors, known = _floors_within(probs, sampling, width)
+    # The one question, of requests with a nucleus, for whose answer the host waits.
     unknown = [row for row, is_known in enumerate(known) if not is_known]
     if unknown:
-        floors[unknown], _ = _floors_within(probs[unknown], [sampling[r] for r in unknown], vocab)
+        rows = indices(unknown, probs.device)
+        floors[rows], _ = _floors_within(probs[rows], [sampling[row] for row in unknown], vocab)
     return floors
 
 
@@ -140,7 +145,7 @@ def _floors_within(
 
 
 def _column(values: Many[float], like: Tensor) -> Tensor:
-    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
+    return upload(np.asarray(values, dtype=np.float64), like.device).to(like.dtype)[:, None]
 
 
 def _with_logprobs(
