@@ -64,7 +64,7 @@ def test_a_configuration_is_frozen_in_every_part() -> None:
         (
             {"models": [{}, {"cache": {"pages": 3}}]},
             "args.models[1].cache.pages",
-            "block_size, folder, high_water, host_gib, low_water, memory_fraction, memory_gib, num_blocks",
+            "block_size, folder, high_water, host_gib, low_water, memory_fraction, memory_gib",
         ),
         ({"models": [{"resources": {"gpu": 1}}]}, "args.models[0].resources.gpu", "cpus, custom"),
         ({"models": [{"batching": {"x": 1}}]}, "args.models[0].batching.x", "max_batch_tokens"),
