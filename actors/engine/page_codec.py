@@ -3,7 +3,7 @@
 LZ4 knows repetitions only, and in keys and values as they lie there are none: measured on pages of
 SmolLM2-135M in bfloat16, it saves 0.3 %. The upper bytes of one channel do repeat from token to
 token. So all first bytes come first, then all second ones, channel by channel, tokens innermost:
-that saves 17 % (14 % without turning channels outwards), and costs a quarter of a millisecond.
+that saves 17 % (13 % without turning channels outwards), and costs a quarter of a millisecond.
 """
 
 from __future__ import annotations
@@ -96,17 +96,20 @@ class PageCodec:
     def _turned(self, page: Bytes) -> Bytes:
         turned = np.empty_like(page)
         for block, numbers, part in self._parts(page, self._dtype.itemsize):
-            tokens_last = numbers.reshape(block.count, self._tokens, -1).transpose(0, 2, 1)
-            planes = np.ascontiguousarray(tokens_last).view(np.uint8).reshape(numbers.size, -1).T
-            turned[part] = planes.reshape(-1)
+            by_token = numbers.reshape(block.count, self._tokens, -1)
+            flat = np.ascontiguousarray(by_token.transpose(0, 2, 1)).reshape(-1)
+            for place, plane in enumerate(turned[part].reshape(self._dtype.itemsize, -1)):
+                plane[:] = (flat >> (8 * place)).astype(np.uint8)
         return turned
 
     def _turn_back(self, data: Bytes, page: Bytes) -> None:
         for block, numbers, part in self._parts(page, self._dtype.itemsize):
-            planes = data[part].reshape(self._dtype.itemsize, -1).T
-            tokens_last = np.ascontiguousarray(planes).view(numbers.dtype).reshape(-1)
-            turned = tokens_last.reshape(block.count, -1, self._tokens).transpose(0, 2, 1)
-            numbers.reshape(block.count, self._tokens, -1)[:] = turned
+            flat = np.zeros_like(numbers)
+            for plane in data[part].reshape(self._dtype.itemsize, -1)[::-1]:
+                flat <<= 8
+                flat |= plane
+            by_channel = flat.reshape(block.count, -1, self._tokens)
+            numbers.reshape(block.count, self._tokens, -1)[:] = by_channel.transpose(0, 2, 1)
 
     def _rounded(self, page: Bytes) -> Bytes:
         scales, integers = [], []
