@@ -67,7 +67,10 @@ def open_folder(model: ModelConfig, fitted: Fitted, host: HostPages) -> FolderPa
 
 
 class FolderPages:
-    """The files of one shard, and the threads that know them. Owned by the thread of the engine."""
+    """The files of one shard, and the threads that know them. Owned by the thread of the engine.
+
+    With this object go the files; the threads end once they have done what was begun.
+    """
 
     def __init__(self, config: FolderConfig, codec: PageCodec, host: HostPages) -> None:
         """Raises ConfigError where there is no such folder, or no room in it."""
@@ -78,16 +81,16 @@ class FolderPages:
                 "cache.folder.gib",
             )
         self._room = room
-        self._codec = codec
+        self._most = codec.most
         self._host = host
         self._folder = OwnFolder(Path(config.path).expanduser(), config.gib)
-        self._done: SimpleQueue[FileDone] = SimpleQueue()
+        self._clerk = _Clerk(self._folder.path, codec)
         self._reader = ThreadPoolExecutor(1, "page-reader")
         self._writer = ThreadPoolExecutor(1, "page-writer", initializer=_stand_back)
 
     def ledger(self) -> FolderTier:
         """For a folder that is empty yet."""
-        return FolderTier(self._room, self._codec.most)
+        return FolderTier(self._room, self._most)
 
     def exchange(self, pool: BlockPool, wait_s: float = 0.0) -> None:
         """Have done what `pool` orders, all moves that it gave out being done or under way, and
@@ -100,71 +103,61 @@ class FolderPages:
         for done in self._finished(wait_s):
             pool.settle(done)
 
-    def close(self) -> None:
-        """Finish what is under way, drop the rest, and remove all files."""
-        for thread in (self._reader, self._writer):
-            thread.shutdown(cancel_futures=True)
-        self._folder.close()
-
     def _start(self, order: FileOrder, ready: Callable[[], None]) -> None:
         slot = self._host.memory(order.slot)
-        path, done = self._folder.file(order.file), self._done
         if isinstance(order, PageRead):
-            self._reader.submit(_read, order, path, self._codec, slot, ready, done)
+            self._reader.submit(self._clerk.read, order, slot, ready)
         else:
-            dropped = [self._folder.file(number) for number in order.dropped]
-            self._writer.submit(_write, order, path, dropped, self._codec, slot, ready, done)
+            self._writer.submit(self._clerk.write, order, slot, ready)
 
     def _finished(self, wait_s: float) -> Iterator[FileDone]:
         with suppress(Empty):
             if wait_s:
-                yield self._done.get(timeout=wait_s)
+                yield self._clerk.done.get(timeout=wait_s)
             while True:
-                yield self._done.get_nowait()
+                yield self._clerk.done.get_nowait()
 
 
-def _write(
-    order: PageWrite,
-    path: Path,
-    dropped: list[Path],
-    codec: PageCodec,
-    slot: Bytes,
-    ready: Callable[[], None],
-    done: SimpleQueue[FileDone],
-) -> None:
-    size = None
-    try:
-        for each in dropped:
-            each.unlink(missing_ok=True)
-        ready()
-        data = codec.encode(order.content, slot)
-        path.write_bytes(data)
-        size = len(data)
-    except Exception as error:  # noqa: BLE001 - whatever it was, the page is just not kept
-        logger.warning("a page is not kept in %s: %s", path.parent, error)
+class _Clerk:
+    """What the threads do; it knows the folder by its path, and does not keep it alive."""
+
+    def __init__(self, path: Path, codec: PageCodec) -> None:
+        self.done: SimpleQueue[FileDone] = SimpleQueue()
+        self._path = path
+        self._codec = codec
+
+    def write(self, order: PageWrite, slot: Bytes, ready: Callable[[], None]) -> None:
+        """Remove, then write. Whatever goes wrong, the page is just not kept."""
+        size, file = None, self._file(order.file)
+        try:
+            for number in order.dropped:
+                self._file(number).unlink(missing_ok=True)
+            ready()
+            data = self._codec.encode(order.content, slot)
+            file.write_bytes(data)
+            size = len(data)
+        except Exception as error:  # noqa: BLE001 - the books wait for an answer to each order
+            self._give_up(file, error)
+        self.done.put(Written(order.content, size))
+
+    def read(self, order: PageRead, slot: Bytes, ready: Callable[[], None]) -> None:
+        """Fill the slot. Whatever goes wrong, the page is computed instead."""
+        whole, file = False, self._file(order.file)
+        try:
+            ready()
+            self._codec.decode(order.content, file.read_bytes(), slot)
+            whole = True
+        except Exception as error:  # noqa: BLE001 - likewise
+            self._give_up(file, error)
+        self.done.put(Read(order.content, whole))
+
+    def _file(self, number: int) -> Path:
+        return self._path / str(number)
+
+    def _give_up(self, file: Path, error: Exception) -> None:
+        logger.warning("there is no page in %s: %s", file, error)
         with suppress(OSError):
-            path.unlink(missing_ok=True)
-    done.put(Written(order.content, size))
-
-
-def _read(
-    order: PageRead,
-    path: Path,
-    codec: PageCodec,
-    slot: Bytes,
-    ready: Callable[[], None],
-    done: SimpleQueue[FileDone],
-) -> None:
-    whole = False
-    try:
-        ready()
-        codec.decode(order.content, path.read_bytes(), slot)
-        whole = True
-    except Exception as error:  # noqa: BLE001 - whatever it was, the page is computed instead
-        logger.warning("a page in %s cannot be used: %s", path, error)
-        with suppress(OSError):
-            path.unlink(missing_ok=True)
-    done.put(Read(order.content, whole))
+            file.unlink(missing_ok=True)
 
 
 def _stand_back() -> None:

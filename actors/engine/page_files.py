@@ -49,10 +49,6 @@ class OwnFolder:
                 "cache.folder.gib",
             )
 
-    def file(self, number: int) -> Path:
-        """Where a page's file is or will be."""
-        return self.path / str(number)
-
 
 def _sweep(parent: Path) -> None:
     for folder in parent.glob(f"{PREFIX}*/"):
