@@ -160,3 +160,12 @@ def test_a_hash_is_removed_only_when_no_tier_has_it() -> None:
     pool.fetch([A])
     pool.settle(Read(A, whole=False))
     assert pool.drain_events() == PageEvents((), (A,))
+
+
+def test_what_makes_room_before_it_was_saved_is_not_saved() -> None:
+    tier = kept(1, 8, A)
+    written(tier)
+    tier.keep(B, 1)
+    assert tier.fetch([A]) == [B]
+    tier.verify({})
+    assert tier.drain_moves() == ((), ())
