@@ -7,6 +7,7 @@ is decided in `drafting`, what comes of it in `harvest`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 
@@ -62,8 +63,9 @@ class BatcherStats:
 class Batcher:
     """Plans steps and settles their results; the one door to the sequences of a shard.
 
-    Lower classes keep below the `watermark`, by default out of reach. Raises ConfigError where the
-    pool is too small for one sequence of `max_model_len` tokens.
+    Lower classes keep below the `watermark`, by default out of reach. A step that computes anything
+    brings at most `loads` pages back from host memory beside it. Raises ConfigError where the pool
+    is too small for one sequence of `max_model_len` tokens.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Batcher:
         config: BatchingConfig,
         max_model_len: int,
         watermark: Watermark = OFF,
+        loads: float = math.inf,
     ) -> None:
         check_room(pool, max_model_len)
         self._pool = pool
@@ -80,7 +83,7 @@ class Batcher:
         reserve = max(1, pool.num_blocks // 100)
         most = config.max_batch_tokens
         guesses = config.prompt_lookup_tokens or 0
-        self._drafter = Drafter(tables, self._roster, most, reserve, watermark, guesses)
+        self._drafter = Drafter(tables, self._roster, most, reserve, watermark, loads, guesses)
         self._harvest = Harvest(tables, self._roster, max_model_len)
         self._max_model_len = max_model_len
         self._arrivals = 0
@@ -116,7 +119,8 @@ class Batcher:
                 self._roster.end(member)
 
     def plan(self) -> StepPlan | None:
-        """The next step, None where there is no work. Where there is, some sequence moves on."""
+        """The next step, in which some sequence moves on. None where there is no work, or where all
+        wait for pages that are being read from files."""
         draft = self._drafter.draft()
         if not draft.chunks:
             return None

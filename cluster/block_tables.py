@@ -12,11 +12,17 @@ from cluster.steps import PageCopy
 
 
 class BlockTables:
-    """The only writer of `Sequence.blocks` and `Sequence.computed`."""
+    """The only writer of `Sequence.blocks` and `Sequence.computed`.
+
+    A sequence that starts takes its cached prefix over bit by bit (`load`), since what is brought
+    back in one step holds up who runs beside it.
+    """
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
         self._block_size = pool.block_size
+        self._due: dict[Tracked, int] = {}
+        self._asked: set[Tracked] = set()
 
     @property
     def used(self) -> int:
@@ -24,14 +30,44 @@ class BlockTables:
         return self._pool.used
 
     def open(self, tracked: Tracked, reserve: int) -> bool:
-        """Start the table with the prefix that is cached, on the device or in host memory, if all
-        known tokens and `reserve` pages fit."""
+        """Start the table, if all known tokens and `reserve` pages fit; due is now the prefix that
+        is cached, on the device or in host memory."""
         prefix = self._prefix(tracked)
         if self._pool.available < self._growth(tracked, prefix) + reserve:
             return False
-        tracked.sequence.blocks = self._pool.open(prefix)
-        tracked.sequence.computed = len(prefix) * self._block_size
+        if prefix:
+            self._due[tracked] = len(prefix)
         return True
+
+    def due(self, tracked: Tracked) -> int:
+        """Tokens of its prefix that `load` has yet to take over; only then may it be extended."""
+        return max(0, self._due.get(tracked, 0) - len(tracked.sequence.blocks)) * self._block_size
+
+    def load(self, tracked: Tracked, most: float) -> int:
+        """Take over what is due, as far as no more than `most` pages have to be brought back from
+        host memory; returns how many have. What is gone meanwhile, or finds no room, is not due any
+        more."""
+        sequence = tracked.sequence
+        due = tracked.hashes[len(sequence.blocks) : self._due[tracked]]
+        opened, loaded = self._pool.affordable(due, most)
+        sequence.blocks += self._pool.open(due[:opened])
+        sequence.computed = len(sequence.blocks) * self._block_size
+        if opened == len(due) or loaded < most:
+            del self._due[tracked]
+        else:
+            self._pool.pin(due[opened:])
+        return loaded
+
+    def fetches(self, waiting: Tracked) -> bool:
+        """Whether it waits for pages that only files have. They are asked for once, however many of
+        them then come, and for one sequence at a time."""
+        usable = self._usable(waiting)
+        if waiting not in self._asked and self._pool.filed(usable):
+            if self._pool.awaits_files:
+                return True
+            self._asked.add(waiting)
+            self._pool.fetch(usable)
+        return self._pool.awaits(usable)
 
     def needs(self, tracked: Tracked) -> int:
         """Pages that opening it would put to use."""
@@ -96,6 +132,8 @@ class BlockTables:
 
     def close(self, tracked: Tracked) -> None:
         """Give all pages back; the known tokens stay."""
+        self._due.pop(tracked, None)
+        self._asked.discard(tracked)
         self._pool.release(tracked.sequence.blocks)
         tracked.sequence.blocks = []
         tracked.sequence.computed = 0
@@ -109,6 +147,10 @@ class BlockTables:
             room = len(sequence.blocks) * self._block_size
             if sequence.computed > room or (not running and room):
                 raise LedgerBroken(f"{one.state}: {sequence.computed} tokens computed, room {room}")
+        if not self._due.keys() <= {one for one in members if one.state is State.RUNNING}:
+            raise LedgerBroken("a prefix is due to who does not run")
+        if not self._asked <= set(members):
+            raise LedgerBroken("files were asked for by who is not here any more")
 
     def _pages(self, tokens: int) -> int:
         return -(-tokens // self._block_size)

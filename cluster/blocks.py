@@ -3,7 +3,7 @@
 What a page holds is the engine's business. Here a page is a number that is in exactly one of three
 places: used (somebody holds a reference), cached (nobody does, but its hash makes it findable), or
 free. A cached page is as good as free, only that taking it moves its prefix to host memory, or
-forgets it where there is none.
+forgets it where there is none. What host memory has no room for may go on to a folder.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from hashlib import blake2b
 
 from cluster.errors import LedgerBroken
 from cluster.findable import Findable, PageEvents
+from cluster.folder_tier import FileDone, FileOrder, FolderStats
 from cluster.host_tier import HostTier, Moves
 from cluster.messages import PageHash
 
@@ -52,6 +53,7 @@ def page_hashes(tokens: Sequence[int], block_size: int, salt: bytes) -> tuple[Pa
 class PoolStats:
     """Pages by place; used + cached + free = total. `host` are kept in host memory, those in use
     or cached among them; `saved` and `loaded` count pages moved there and back since the start.
+    `folder` is the tier behind it.
     """
 
     total: int
@@ -61,6 +63,7 @@ class PoolStats:
     host: int
     saved: int
     loaded: int
+    folder: FolderStats
 
 
 class BlockPool:
@@ -116,6 +119,48 @@ class BlockPool:
         self._findable.load(lacking, fresh)
         rest = iter(fresh)
         return [next(rest) if page is None else page for page in found]
+
+    def affordable(self, prefix: Sequence[PageHash], loads: float) -> tuple[int, int]:
+        """How many pages of `prefix` can be opened now if no more than `loads` of them may be
+        brought back, and how many would be."""
+        opened, loaded, room = 0, 0, self.available
+        for content in prefix[: self.reach(prefix)]:
+            page = self._findable.page(content)
+            loaded += page is None
+            room -= page is None or not self._refs[page]
+            if loaded > loads or room < 0:
+                return opened, loaded - (page is None)
+            opened += 1
+        return opened, loaded
+
+    def pin(self, prefix: Sequence[PageHash]) -> None:
+        """Have host memory keep what it has of `prefix` until `drain_moves`."""
+        self._findable.lacking(prefix[: self.reach(prefix)])
+
+    def filed(self, hashes: Sequence[PageHash]) -> bool:
+        """Whether a part of the longest prefix that can be found is only in files."""
+        return self._findable.filed(hashes)
+
+    def fetch(self, hashes: Sequence[PageHash]) -> None:
+        """Have that part brought within `reach`, by the orders that follow."""
+        self._findable.fetch(hashes)
+
+    @property
+    def awaits_files(self) -> bool:
+        """Whether anything is being fetched."""
+        return self._host.awaits_files
+
+    def awaits(self, hashes: Iterable[PageHash]) -> bool:
+        """Whether any of these is being fetched."""
+        return self.awaits_files and any(map(self._host.is_arriving, hashes))
+
+    def drain_orders(self) -> tuple[FileOrder, ...]:
+        """What threads have to read and write, once the moves that were drained are done."""
+        return self._findable.drain_orders()
+
+    def settle(self, done: FileDone) -> None:
+        """Enter what became of an order. Raises LedgerBroken for one that was not given."""
+        self._findable.settle(done)
 
     def match(self, hashes: Iterable[PageHash]) -> list[int]:
         """The pages of the longest prefix of `hashes` that is here. Takes no reference."""
@@ -186,7 +231,7 @@ class BlockPool:
         return sum(self._refs[page] == 1 for page in table)
 
     def findable(self) -> tuple[PageHash, ...]:
-        """Every hash that `reach` would find, for an index that starts over."""
+        """Every hash that can be found, in files too, for an index that starts over."""
         return self._findable.all()
 
     def drain_events(self) -> PageEvents:
@@ -210,6 +255,7 @@ class BlockPool:
             host=len(self._host),
             saved=self._host.saved,
             loaded=self._host.loaded,
+            folder=self._host.folder.stats(),
         )
 
     def verify(self, tables: Iterable[Iterable[int]] | None = None) -> None:

@@ -11,6 +11,7 @@ from cluster.autoscaling_config import AutoscalingConfig
 from cluster.config_problems import parsed
 from cluster.errors import ConfigError
 from cluster.fleet_config import FailoverConfig, FleetConfig
+from cluster.folder_config import FolderConfig
 from cluster.frozen import Frozen
 from cluster.isolation import check_stand_ins
 from cluster.scheduling_config import SchedulingConfig
@@ -34,6 +35,9 @@ class CacheConfig(Frozen):
         description="Host memory for pages that leave the pool, GiB; by default the pool's size"
         " on a GPU, within a quarter of the free memory, and none on a CPU.",
     )
+    folder: FolderConfig | None = Field(
+        None, description="Files for pages that leave host memory; by default they are forgotten."
+    )
     high_water: float = Field(
         0.85, gt=0, le=1, description="Above this share of pages in use lower classes are paused."
     )
@@ -45,6 +49,8 @@ class CacheConfig(Frozen):
     def _host_memory_and_marks(self) -> CacheConfig:
         if self.host_gib and not self.prefix_caching:
             raise ValueError("host_gib needs prefix_caching: pages come back by their hashes")
+        if self.folder and (self.host_gib == 0 or not self.prefix_caching):
+            raise ValueError("folder needs prefix_caching and host_gib: pages come back by them")
         if self.low_water > self.high_water:
             raise ValueError("low_water must not be above high_water")
         return self
@@ -65,6 +71,9 @@ class BatchingConfig(Frozen):
         ge=0,
         le=16,
         description="Tokens guessed a step by what came after the same two; by default 4 on CPUs.",
+    )
+    max_load_s: float = Field(
+        0.01, gt=0, description="Of a step that computes, for pages back from host memory."
     )
 
     @property
@@ -162,6 +171,8 @@ class ModelConfig(Frozen):
             raise ValueError(
                 "cache.host_gib needs tensor_parallel 1: each rank has a part of every page"
             )
+        if self.cache.folder:
+            raise ValueError("cache.folder needs tensor_parallel 1, as host memory does")
         if self.dtype in ("int8", "fp8"):
             raise ValueError(f"dtype {self.dtype} needs tensor_parallel 1: scales are not split")
         if self.resources.mig_profile is not None:

@@ -9,6 +9,10 @@ always moves on, and no work is thrown away that an earlier sequence does not ne
 Where streams have a target for their pace, prompts of lower classes get no more of a step than lets
 them keep it, as far as the clock has told (`pacing`). Where pages that are given up go to host
 memory, lower classes keep below a mark while a higher one is there (`watermark`).
+
+Pages come back from host memory before anything behind them is computed, a bounded number a step,
+or a long prefix would hold up the streams beside it. Who needs pages that only files have waits in
+line until they have been read, and whoever is behind may start meanwhile.
 """
 
 from __future__ import annotations
@@ -28,7 +32,8 @@ class Drafter:
     """Drafts one step after the other, and learns from the clock how much they may hold.
 
     `reserve` pages are left free when one more starts beside others, or their next pages would
-    preempt it. At most `most_guesses` tokens of a decode's future go along with it (`lookup`).
+    preempt it. A step that computes anything brings at most `loads` pages back beside it, and a
+    decode at most `most_guesses` guesses of its future (`lookup`).
     `hit_tokens` counts what needed no computing.
     """
 
@@ -39,7 +44,8 @@ class Drafter:
         max_batch_tokens: int,
         reserve: int,
         watermark: Watermark,
-        most_guesses: int = 0,
+        loads: float,
+        most_guesses: int,
     ) -> None:
         self._tables = tables
         self._roster = roster
@@ -47,13 +53,14 @@ class Drafter:
         self._pace = Pace(max_batch_tokens)
         self._reserve = reserve
         self._watermark = watermark
+        self._loads = loads
         self._most_guesses = most_guesses
         self.hit_tokens = 0
 
     def draft(self) -> Draft:
-        """The next step; where there is a sequence, one moves on."""
+        """The next step; where there is a sequence, one moves on, or all wait for files."""
         self._pause_for_the_mark()
-        draft = Draft(self._max_batch_tokens, self._pace.allowance())
+        draft = Draft(self._max_batch_tokens, self._pace.allowance(), self._loads)
         decodes = [one for one in self._roster.running if one.behind == 1]
         prefills = [one for one in self._roster.running if one.behind > 1]
         for tracked in decodes:
@@ -79,8 +86,10 @@ class Drafter:
 
     def _add(self, draft: Draft, tracked: Tracked) -> None:
         """Add what budget and pages allow of it, preempting only if not one token fits."""
+        if tracked.state is State.RUNNING and self._tables.due(tracked):
+            self._load(draft, tracked)
         wanted = min(tracked.behind, draft.room_for(tracked))
-        if not wanted or tracked.state is not State.RUNNING:
+        if not wanted or tracked.state is not State.RUNNING or self._tables.due(tracked):
             return
         while not (count := self._tables.fits(tracked, wanted)):
             victim = self._roster.victim_behind(tracked, spared=draft.planned)
@@ -92,6 +101,11 @@ class Drafter:
         if copy is not None:
             draft.copies.append(copy)
         draft.take(tracked, count)
+
+    def _load(self, draft: Draft, tracked: Tracked) -> None:
+        before = tracked.sequence.computed
+        draft.load(self._tables.load(tracked, draft.loads_left))
+        self.hit_tokens += tracked.sequence.computed - before
 
     def _guess(self, draft: Draft) -> None:
         """Guesses go along with decodes where there is room on the page at hand, so none ever takes
@@ -116,7 +130,7 @@ class Drafter:
             if not self._roster.start(tracked, self._reserve):
                 draft.gate.close()
                 return
-            self._count_hits(tracked)
+            self._tell_hits(tracked)
             self._add(draft, tracked)
 
     def _next_in_line(self, draft: Draft, before: Place) -> Tracked | None:
@@ -126,9 +140,12 @@ class Drafter:
             one = line[gate.passed]
             if one.order >= before:
                 break
-            if one.family.rank < gate.barred and self._may_start(draft, one):
+            if one.family.rank >= gate.barred or not self._may_start(draft, one):
+                gate.pass_over(one.family.rank)
+            elif self._tables.fetches(one):
+                gate.step_over()
+            else:
                 return one
-            gate.pass_over(one.family.rank)
         return None
 
     def _may_start(self, draft: Draft, waiting: Tracked) -> bool:
@@ -146,11 +163,9 @@ class Drafter:
         tried = (one.family for one in self._roster.running if one.family.on_trial)
         return any(family is not waiting.family for family in tried)
 
-    def _count_hits(self, tracked: Tracked) -> None:
-        hits = tracked.sequence.computed
-        self.hit_tokens += hits
+    def _tell_hits(self, tracked: Tracked) -> None:
         if tracked.family.cached_tokens is None:
-            tracked.family.cached_tokens = hits
+            tracked.family.cached_tokens = self._tables.due(tracked)
 
 
 def _wanted_behind(tracked: Tracked) -> int:

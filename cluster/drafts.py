@@ -31,6 +31,10 @@ class Gate:
         self.barred = min(self.barred, rank)
         self.passed += 1
 
+    def step_over(self) -> None:
+        """The next in line waits for files, which take no room from those behind."""
+        self.passed += 1
+
     def close(self) -> None:
         """Pages or places are short: whoever started now might take what another waits for."""
         self.barred = 0
@@ -39,11 +43,13 @@ class Gate:
 @dataclass(slots=True)
 class Draft:
     """A step plan in the making; `budget` is how many tokens it may still hold, and of these
-    prompts of lower classes their `allowance`. `prefill` are the tokens of all prompts in it.
+    prompts of lower classes their `allowance`. `loads` are the pages that it may still bring back
+    beside what it computes. `prefill` are the tokens of all prompts in it.
     """
 
     budget: int
     allowance: Allowance
+    loads: float = math.inf
     chunks: list[Chunk] = field(default_factory=list)
     copies: list[PageCopy] = field(default_factory=list)
     planned: set[Tracked] = field(default_factory=set)
@@ -54,6 +60,15 @@ class Draft:
     def held_back(self) -> bool:
         """Whether there was room for prompts, and their class was not to have it."""
         return self.budget > 0 and self.allowance.is_spent
+
+    @property
+    def loads_left(self) -> float:
+        """Pages that may be brought back now: nobody is held up where nobody is in it yet."""
+        return self.loads if self.chunks else math.inf
+
+    def load(self, pages: int) -> None:
+        """So many are brought back."""
+        self.loads = max(0, self.loads - pages)
 
     def room_for(self, tracked: Tracked) -> int:
         """Tokens that it may have."""

@@ -1,15 +1,17 @@
 """What can be found by its hash, in which tier, and how that changed.
 
-Two tiers count as one: content is findable as long as a page of the device or a slot of host memory
-has it. Where it is in both, the page is the one that is used.
+All tiers count as one: content is findable as long as a page of the device, a slot of host memory
+or a file has it. Used is the page, else the slot; what only a file has is fetched to a slot first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain, takewhile
 
 from cluster.errors import LedgerBroken
+from cluster.folder_tier import FileDone, FileOrder
 from cluster.host_tier import HostTier, Moves
 from cluster.messages import PageHash
 
@@ -41,10 +43,10 @@ class Findable:
         return self._pages.get(content)
 
     def reach(self, hashes: Iterable[PageHash]) -> int:
-        """How many of them, from the first on, either tier has."""
+        """How many of them, from the first on, the device or host memory has."""
         count = 0
         for content in hashes:
-            if content not in self._pages and content not in self._host:
+            if not self._is_near(content):
                 break
             count += 1
         return count
@@ -66,7 +68,7 @@ class Findable:
 
     def enter(self, page: int, content: PageHash) -> None:
         """Name a page that has no name, by content that no page has."""
-        if content not in self._host:
+        if not self._has(content):
             self._appeared(content)
         self._names[page] = content
         self._pages[content] = page
@@ -82,16 +84,40 @@ class Findable:
         self._names[page] = None
         del self._pages[content]
         forgotten = self._host.keep(content, page)
-        if forgotten is not None and forgotten not in self._pages:
-            self._vanished(forgotten)
+        if forgotten is not None:
+            self._left(forgotten)
+
+    def filed(self, hashes: Iterable[PageHash]) -> bool:
+        """Whether the longest prefix of them that can be found takes a file."""
+        found = takewhile(self._has, hashes)
+        return any(not self._is_near(content) for content in found)
+
+    def fetch(self, hashes: Iterable[PageHash]) -> None:
+        """Have what only files have of that prefix read into host memory, as far as it has room."""
+        found = takewhile(self._has, hashes)
+        for forgotten in self._host.fetch([each for each in found if each not in self._pages]):
+            self._left(forgotten)
+
+    def drain_orders(self) -> tuple[FileOrder, ...]:
+        """As `HostTier.drain_orders`."""
+        orders, dropped = self._host.drain_orders()
+        for content in dropped:
+            self._left(content)
+        return orders
+
+    def settle(self, done: FileDone) -> None:
+        """As `HostTier.settle`."""
+        self._host.settle(done)
+        self._left(done.content)
 
     def drain_moves(self) -> Moves:
         """As `HostTier.drain_moves`."""
         return self._host.drain_moves()
 
     def all(self) -> tuple[PageHash, ...]:
-        """Every hash that `reach` counts."""
-        return tuple({**self._pages, **dict.fromkeys(self._host.contents())})
+        """Every hash that any tier has."""
+        below = chain(self._host.contents(), self._host.folder.contents())
+        return tuple({**self._pages, **dict.fromkeys(below)})
 
     def drain_events(self) -> PageEvents:
         """What became findable, and what no longer is, since the last call."""
@@ -106,6 +132,17 @@ class Findable:
         if named != self._pages:
             raise LedgerBroken(f"sealed pages {named}, findable pages {self._pages}")
         self._host.verify(self._pages)
+
+    def _is_near(self, content: PageHash) -> bool:
+        return content in self._pages or content in self._host
+
+    def _has(self, content: PageHash) -> bool:
+        return self._is_near(content) or content in self._host.folder
+
+    def _left(self, content: PageHash) -> None:
+        """A tier may have it no longer."""
+        if not self._has(content):
+            self._vanished(content)
 
     def _appeared(self, content: PageHash) -> None:
         if content in self._removed:

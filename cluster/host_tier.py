@@ -8,18 +8,27 @@ Three rules make that order enough:
 - A slot that a load will read is given to nobody else until it was read.
 - Of two saves into one slot only the later one counts.
 - A page that leaves the device again before it was loaded is not loaded.
+
+Behind it may stand a folder. Since a page must lie in a file before its slot is given away, those
+that will go next are written beforehand and keep their slots until then. A slot that is being
+written or read into is given to nobody.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import islice
 
 from cluster.errors import LedgerBroken
+from cluster.folder_tier import FileDone, FileOrder, FolderTier, Read
 from cluster.messages import PageHash
 from cluster.steps import PageLoad, PageSave
 
 Moves = tuple[tuple[PageSave, ...], tuple[PageLoad, ...]]
+
+MOST_AHEAD = 512
+"""Slots that are kept free or in files too, at most: each step looks at so many."""
 
 
 class HostTier:
@@ -28,21 +37,30 @@ class HostTier:
     `saved` and `loaded` count pages moved since the start.
     """
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, folder: FolderTier | None = None) -> None:
         self.slots = slots
         self.saved = 0
         self.loaded = 0
+        self.folder = FolderTier() if folder is None else folder
+        self._ahead = min(-(-slots // 4), -(-self.folder.fits // 2), MOST_AHEAD)
         self._slots: OrderedDict[PageHash, int] = OrderedDict()  # least recently used first
         self._free = list(range(slots - 1, -1, -1))
         self._pinned: set[PageHash] = set()
         self._saves: dict[int, int] = {}
         self._loads: dict[int, int] = {}
+        self._arriving: dict[PageHash, int] = {}
+        self._reads: list[FileOrder] = []
 
     def __contains__(self, content: PageHash) -> bool:
         return content in self._slots
 
     def __len__(self) -> int:
         return len(self._slots)
+
+    @property
+    def awaits_files(self) -> bool:
+        """Whether files are being read."""
+        return bool(self._arriving)
 
     def contents(self) -> Iterable[PageHash]:
         """All that it keeps, the least recently used first."""
@@ -58,12 +76,11 @@ class HostTier:
         if content in self._slots:
             self._slots.move_to_end(content)
             return None
-        forgotten = None if self._free else self._least_recently_used()
-        if forgotten is not None:
-            self._free.append(self._slots.pop(forgotten))
-        if not self._free:
+        if content in self._arriving:
+            return None
+        slot, forgotten = self._take_slot()
+        if slot is None:
             return content
-        slot = self._free.pop()
         self._slots[content] = slot
         self._saves[slot] = page
         return forgotten
@@ -97,10 +114,61 @@ class HostTier:
         self._pinned.clear()
         return saves, loads
 
+    def fetch(self, prefix: Sequence[PageHash]) -> list[PageHash]:
+        """Have those of a prefix that are only in the folder read, as far as there are slots that
+        hold nothing of it; gives what is kept no longer."""
+        for content in reversed(prefix):
+            if content in self._slots:
+                self._slots.move_to_end(content)
+            elif content in self.folder:
+                self.folder.touch(content)
+        spared, gone = frozenset(prefix), []
+        for content in prefix:
+            if content in self._slots or content in self._arriving:
+                continue
+            slot, forgotten = self._take_slot(spared)
+            if slot is None:
+                break
+            gone += [] if forgotten is None else [forgotten]
+            self._arriving[content] = slot
+            self._reads.append(self.folder.read(content, slot))
+        return gone
+
+    def is_arriving(self, content: PageHash) -> bool:
+        return content in self._arriving
+
+    def drain_orders(self) -> tuple[tuple[FileOrder, ...], tuple[PageHash, ...]]:
+        """What is to be read and written by threads once the drained moves are done; and what the
+        folder gives up for that."""
+        orders, self._reads = self._reads, []
+        dropped: list[PageHash] = []
+        for content in list(islice(self._slots, max(0, self._ahead - len(self._free)))):
+            slot = self._slots[content]
+            if content in self.folder:
+                self.folder.touch(content)
+            elif not self.folder.is_writing(content) and slot not in self._saves:
+                begun = self.folder.write(content, slot)
+                if begun is None:
+                    break
+                orders.append(begun[0])
+                dropped += begun[1]
+        return tuple(orders), tuple(dropped)
+
+    def settle(self, done: FileDone) -> None:
+        """Enter what became of an order. Raises LedgerBroken for one that was not given."""
+        self.folder.settle(done)
+        if isinstance(done, Read):
+            slot = self._arriving.pop(done.content)
+            if done.whole:
+                self._slots[done.content] = slot
+            else:
+                self._free.append(slot)
+
     def verify(self, pages: Mapping[PageHash, int]) -> None:
         """Raise LedgerBroken unless each slot has one owner, and each load brings to a page of
         the device, of which `pages` are those with a hash, what it is named for."""
-        if sorted([*self._slots.values(), *self._free]) != list(range(self.slots)):
+        owned = [*self._slots.values(), *self._arriving.values(), *self._free]
+        if sorted(owned) != list(range(self.slots)):
             raise LedgerBroken(f"slots of {self.slots}: {self._slots}, free {self._free}")
         if not self._pinned <= self._slots.keys():
             raise LedgerBroken("a pinned page is not kept")
@@ -109,6 +177,28 @@ class HostTier:
         due = {pages.get(content): self._slots[content] for content in self._pinned}
         if not self._loads.items() <= due.items():
             raise LedgerBroken(f"pages and slots to load {self._loads}, named for {due}")
+        self._verify_folder()
 
-    def _least_recently_used(self) -> PageHash | None:
-        return next((each for each in self._slots if each not in self._pinned), None)
+    def _verify_folder(self) -> None:
+        self.folder.verify()
+        if self._arriving.keys() & self._slots.keys():
+            raise LedgerBroken("a page is kept and arrives as well")
+        if self._arriving.keys() != self.folder.reading:
+            raise LedgerBroken("pages arrive that are not read, or the other way round")
+        if not self.folder.writing <= self._slots.keys():
+            raise LedgerBroken("a page is written to a file and is not kept")
+
+    def _take_slot(self, spared: Collection[PageHash] = ()) -> tuple[int | None, PageHash | None]:
+        """A slot for new content, and what was in it; (None, None) where none can be had."""
+        if self._free:
+            return self._free.pop(), None
+        victim = next((each for each in self._slots if self._may_go(each, spared)), None)
+        if victim is None:
+            return None, None
+        slot = self._slots.pop(victim)
+        self._saves.pop(slot, None)
+        return slot, victim
+
+    def _may_go(self, content: PageHash, spared: Collection[PageHash]) -> bool:
+        held = content in self._pinned or content in spared
+        return not held and not self.folder.is_writing(content)

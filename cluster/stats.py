@@ -14,10 +14,12 @@ class EngineStats:
 
     used + cached + free = total: `used_pages` belong to live sequences, `cached_pages` are kept
     only for their prefix and may be reused at once. `host_pages` are kept in host memory, whatever
-    the pool holds of them; `pages_saved` went there, `pages_loaded` came back. `pauses` are the
-    watermark's, `preemptions` for want of pages. Of `tokens_guessed` ahead of their turn so many
-    were `guesses_right`. `compiled`: by a program made for the model, not by its layers one by one.
-    `device_s`: from the first to the last kernel of each step, on a GPU.
+    the pool holds of them; `pages_saved` went there, `pages_loaded` came back. `folder_pages` are
+    kept in files, of `folder_bytes` together; files were written, or could not be
+    (`folder_failed`), and were read back, or found missing or damaged (`folder_corrupt`). `pauses`
+    are the watermark's, `preemptions` for want of pages. Of `tokens_guessed` ahead of their turn so
+    many were `guesses_right`. `compiled`: by a program made for the model, not by its layers one by
+    one. `device_s`: from the first to the last kernel of each step, on a GPU.
     """
 
     steps: int
@@ -30,6 +32,12 @@ class EngineStats:
     host_pages: int
     pages_saved: int
     pages_loaded: int
+    folder_pages: int
+    folder_bytes: int
+    folder_written: int
+    folder_failed: int
+    folder_read: int
+    folder_corrupt: int
     pauses: int
     preemptions: int
     tokens_computed: int

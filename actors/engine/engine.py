@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,8 @@ from transformers import PreTrainedModel
 
 from actors.engine.compiled import Wish, program_wish
 from actors.engine.exactness import prove_program
-from actors.engine.fitting import fit
+from actors.engine.fitting import Fitted, fit
+from actors.engine.folder_pages import FolderPages, open_folder
 from actors.engine.gang import Gang
 from actors.engine.graphs import fixed_steps
 from actors.engine.loader import load_model
@@ -37,6 +39,9 @@ from cluster.reports import HeldRequest, ShardCapacity
 from cluster.stats import EngineStats
 from cluster.watermark import OFF, marks
 
+REST_S = 0.05
+"""How long to wait for files while nothing else can be done, before the inbox is looked at."""
+
 logger = logging.getLogger(__name__)
 
 GUESSES = 4
@@ -47,7 +52,8 @@ class Engine:
     """Continuous batching over one model on one device. Not thread-safe: one loop owns it.
 
     `wish` names the compiled program that should replace the model, if one should. Pages come and
-    go by `transfer`, where the model's shards can give each other any.
+    go by `transfer`, where the model's shards can give each other any, and to files and back by
+    `folder`, where it has one.
     """
 
     def __init__(
@@ -58,6 +64,7 @@ class Engine:
         batcher: Batcher,
         capacity: ShardCapacity,
         transfer: PageTransfer | None = None,
+        folder: FolderPages | None = None,
     ) -> None:
         self.capacity = capacity
         self.transfer = transfer
@@ -66,6 +73,7 @@ class Engine:
         self._prove: Callable[[Forward], None] | None = prove
         self._pool = pool
         self._batcher = batcher
+        self._folder = folder
 
     @property
     def has_work(self) -> bool:
@@ -85,7 +93,7 @@ class Engine:
         self._batcher.cancel(request_id, choice)
 
     def step(self) -> tuple[TokenDelta, ...]:
-        """Plan, compute, settle. Without work, nothing.
+        """Plan, compute, settle. Without work, nothing; where all wait for files, wait a moment.
 
         If it raises (a device error, or books that do not add up), the engine is finished: pages
         may be half written, so no sequence on it can go on and no prefix may be reused. The shard
@@ -93,10 +101,13 @@ class Engine:
         """
         plan = self._batcher.plan()
         if plan is None:
+            self._exchange_files(REST_S if self.has_work else 0.0)
             return ()
         began = perf_counter()
         result = self._runner.execute(plan)
-        return tuple(self._batcher.settle(plan, result, perf_counter() - began))
+        deltas = self._batcher.settle(plan, result, perf_counter() - began)
+        self._exchange_files()
+        return tuple(deltas)
 
     def computing(self) -> tuple[str, ...]:
         """Ids of the requests in the steps under way; after a step that raised, those in it."""
@@ -152,6 +163,12 @@ class Engine:
             host_pages=pages.host,
             pages_saved=pages.saved,
             pages_loaded=pages.loaded,
+            folder_pages=pages.folder.pages,
+            folder_bytes=pages.folder.used_bytes,
+            folder_written=pages.folder.written,
+            folder_failed=pages.folder.failed,
+            folder_read=pages.folder.read,
+            folder_corrupt=pages.folder.corrupt,
             pauses=batching.pauses,
             preemptions=batching.preemptions,
             tokens_computed=batching.tokens_computed,
@@ -166,6 +183,10 @@ class Engine:
     def verify(self) -> None:
         """Raise LedgerBroken unless the books of sequences and pages agree."""
         self._batcher.verify()
+
+    def _exchange_files(self, wait_s: float = 0.0) -> None:
+        if self._folder is not None:
+            self._folder.exchange(self._pool, wait_s)
 
 
 def load_engine(
@@ -228,7 +249,8 @@ def build_engine(loaded: PreTrainedModel, model: ModelConfig, gang: Gang | None 
     elif steps := fixed_steps(loaded, fitted.cache, model, fitted.capacity.max_model_len):
         runner.use(steps)
     cache, capacity = model.cache, fitted.capacity
-    host = HostTier(fitted.host_slots)
+    folder = open_folder(model, fitted, runner.host)
+    host = HostTier(fitted.host_slots, folder.ledger() if folder else None)
     pool = BlockPool(capacity.total_pages, capacity.block_size, cache.prefix_caching, host)
     watermark = marks(cache, capacity.total_pages) if host.slots else OFF
     transfer = None
@@ -239,9 +261,16 @@ def build_engine(loaded: PreTrainedModel, model: ModelConfig, gang: Gang | None 
         runner,
         partial(prove_program, loaded, fitted.layers),
         pool,
-        Batcher(pool, _steps(loaded, model), capacity.max_model_len, watermark),
+        Batcher(
+            pool,
+            _steps(loaded, model),
+            capacity.max_model_len,
+            watermark,
+            _loads(model, runner, fitted),
+        ),
         capacity,
         transfer,
+        folder,
     )
 
 
@@ -252,6 +281,13 @@ def _steps(loaded: PreTrainedModel, model: ModelConfig) -> BatchingConfig:
         return model.steps
     guesses = GUESSES if loaded.device.type == "cpu" else 0
     return model.steps.model_copy(update={"prompt_lookup_tokens": guesses})
+
+
+def _loads(model: ModelConfig, runner: ModelRunner, fitted: Fitted) -> float:
+    """Pages that a step may bring back beside what it computes."""
+    if not fitted.host_slots:
+        return math.inf
+    return runner.host.loads_within(model.batching.max_load_s)
 
 
 def _pace(loaded: PreTrainedModel, model: ModelConfig, gang: Gang | None) -> ThreadPace | None:

@@ -11,10 +11,13 @@ Where no memory can be pinned, others are used, and the host waits as well.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from time import perf_counter
 from typing import TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from actors.engine.kv_cache import KVCache
@@ -23,6 +26,12 @@ from cluster.steps import PageLoad, PageSave
 
 SEGMENT_BYTES = 2**26
 """A power of two, and so small that pinning it delays no step by much."""
+
+PROBED = 16
+"""Pages that tell how fast they come back."""
+
+PROBES = 3
+"""Of which the quickest counts: others may be busy meanwhile."""
 
 Move = TypeVar("Move", PageSave, PageLoad)
 
@@ -68,6 +77,35 @@ class HostPages:
                 page.copy_(self._slot(one.slot), non_blocking=True)
             self._cache.scatter_bytes([one.page for one in batch], pages)
 
+    def memory(self, slot: int) -> NDArray[np.uint8]:
+        """What `slot` holds, for another thread to read or write once `copies_done`."""
+        held: NDArray[np.uint8] = self._slot(slot).numpy()
+        return held
+
+    def copies_done(self) -> Callable[[], None]:
+        """Waits, on any thread, until all that was moved so far is where it belongs."""
+        if self._cache.device.type != "cuda":
+            return _nothing
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return event.synchronize
+
+    def loads_within(self, seconds: float) -> int:
+        """Pages that come back in such a time, at least one: measured, so call it while nothing
+        else is asked of pages and slots."""
+        pages = range(min(PROBED, self._cache.num_blocks))
+        self.save([PageSave(page, page) for page in pages])
+        took = min(self._loading_s([PageLoad(page, page) for page in pages]) for _ in range(PROBES))
+        self._segments.clear()
+        return max(1, int(len(pages) * seconds / took))
+
+    def _loading_s(self, loads: Sequence[PageLoad]) -> float:
+        self.copies_done()()
+        began = perf_counter()
+        self.load(loads)
+        self.copies_done()()
+        return perf_counter() - began
+
     def _batches(self, moves: Sequence[Move]) -> Iterator[Sequence[Move]]:
         for start in range(0, len(moves), self._rows):
             yield moves[start : start + self._rows]
@@ -91,3 +129,7 @@ class HostPages:
     def _buffer(self, pages: int) -> Tensor:
         shape = pages, self._cache.page_bytes
         return torch.empty(shape, dtype=torch.uint8, device=self._cache.device)
+
+
+def _nothing() -> None:
+    """On a CPU copies are done when the call returns."""

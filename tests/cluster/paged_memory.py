@@ -1,6 +1,6 @@
 """A model of the device for planner tests: pages that hold what was written, and a toy model.
 
-Host memory is modelled too, by what its slots hold of a page.
+Host memory and files are modelled too, by what they hold of a page.
 
 The toy model's next token depends on every token before it and on the choice, so output is right
 only if nothing was lost, repeated or mixed up. A slot of a page holds the tenant and the whole
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
+from cluster.folder_tier import FileDone, FileOrder, PageRead, Read, Written
 from cluster.messages import (
     Assignment,
     FinishReason,
@@ -39,6 +40,7 @@ class PagedMemory:
         self._gather_copies = gather_copies
         self._slots: dict[tuple[int, int], Held] = {}
         self._host: dict[int, dict[int, Held]] = {}
+        self._files: dict[int, dict[int, Held]] = {}
 
     def compute(self, plan: StepPlan) -> StepResult:
         """Save, copy and load, then write all chunks' KV, then read it as attention does."""
@@ -56,6 +58,18 @@ class PagedMemory:
             tuple(_sample(chunk) for chunk in plan.chunks if chunk.samples),
             tuple(_scores(chunk) for chunk in plan.chunks if chunk.score_prompt),
         )
+
+    def work_on(self, order: FileOrder, goes_well: bool) -> FileDone:
+        """What a thread does; a file that is not read well comes to nothing."""
+        if isinstance(order, PageRead):
+            self._host[order.slot] = self._files[order.file] if goes_well else {}
+            return Read(order.content, goes_well)
+        for file in order.dropped:
+            del self._files[file]
+        if not goes_well:
+            return Written(order.content, None)
+        self._files[order.file] = self._host[order.slot]
+        return Written(order.content, 1)
 
     def _copy(self, copies: tuple[PageCopy, ...]) -> None:
         assert len({copy.target for copy in copies}) == len(copies)

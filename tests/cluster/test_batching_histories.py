@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,8 +21,10 @@ from hypothesis.stateful import (
 from cluster.batching import Batcher
 from cluster.blocks import BlockPool
 from cluster.config import BatchingConfig
+from cluster.folder_tier import FileOrder, FolderTier
 from cluster.host_tier import HostTier
 from cluster.messages import Assignment, Emitted, FinishReason, Request, TokenDelta
+from cluster.steps import StepPlan
 from cluster.watermark import OFF, Watermark
 from tests.cluster.paged_memory import PagedMemory, alone, assignment, prompt_scores
 
@@ -77,6 +80,8 @@ class BatcherHistories(RuleBasedStateMachine):
         host_slots=st.sampled_from([0, 0, 1, 2, 5, 40]),
         high_water=st.sampled_from([1.0, 0.85, 0.6, 0.3]),
         guesses=st.sampled_from([4, 0, 2]),
+        folder=st.sampled_from([0, 0, 3, 40]),
+        loads=st.sampled_from([1, 2, math.inf]),
     )
     def start(
         self,
@@ -90,9 +95,12 @@ class BatcherHistories(RuleBasedStateMachine):
         host_slots: int,
         high_water: float,
         guesses: int,
+        folder: int,
+        loads: float,
     ) -> None:
         pages = -(-max_model_len // block_size) + spare_pages
-        self.pool = BlockPool(pages, block_size, prefix_caching, HostTier(host_slots))
+        host = HostTier(host_slots, FolderTier(folder))
+        self.pool = BlockPool(pages, block_size, prefix_caching, host)
         self.config = BatchingConfig(
             max_num_seqs=max_num_seqs,
             max_batch_tokens=max_batch_tokens,
@@ -100,7 +108,9 @@ class BatcherHistories(RuleBasedStateMachine):
         )
         watermark = Watermark(high_water * pages, 0.8 * high_water * pages)
         watermark = watermark if host_slots else OFF
-        self.batcher = Batcher(self.pool, self.config, max_model_len, watermark)
+        self.batcher = Batcher(self.pool, self.config, max_model_len, watermark, loads)
+        self.loads = loads
+        self.orders: list[FileOrder] = []
         self.memory = PagedMemory(block_size, gather_copies)
         self.max_model_len = max_model_len
         self.requests: dict[str, Request] = {}
@@ -149,6 +159,12 @@ class BatcherHistories(RuleBasedStateMachine):
     def step_with_a_cancel_midway(self, request_id: str, choice: int | None) -> None:
         self._step((request_id, choice))
 
+    @rule(count=st.integers(1, 6), goes_well=st.sampled_from([True, True, True, False]))
+    def work_on_files(self, count: int, goes_well: bool) -> None:
+        orders, self.orders = self.orders[:count], self.orders[count:]
+        for order in orders:
+            self.pool.settle(self.memory.work_on(order, goes_well))
+
     @rule()
     def read_events(self) -> None:
         self._read_events()
@@ -167,6 +183,7 @@ class BatcherHistories(RuleBasedStateMachine):
             self._step(None)
             self.batcher.verify()
         self._drain()
+        self.work_on_files(len(self.orders), goes_well=True)
         self._read_events()
         assert self.batcher.plan() is None
         assert self.pool.stats().used == 0
@@ -197,20 +214,30 @@ class BatcherHistories(RuleBasedStateMachine):
     def _step(self, cancel_midway: tuple[str, int | None] | None) -> None:
         busy = self.batcher.has_work
         plan = self.batcher.plan()
-        assert (plan is not None) == busy
+        self.orders += () if plan else self.pool.drain_orders()
         if plan is None:
+            assert not busy or self.pool.awaits_files
+            self.work_on_files(1, goes_well=True)
             return
+        self._check_loads(plan)
         assert 0 < sum(c.rows for c in plan.chunks) <= self.config.max_batch_tokens
         assert len(plan.chunks) <= self.config.max_num_seqs
         planned = {chunk.sequence.request.request_id for chunk in plan.chunks}
         assert planned == set(self.batcher.computing())
         assert len(planned & self.suspects - set(self.started)) <= 1
         result = self.memory.compute(plan)
+        self.orders += self.pool.drain_orders()
         if cancel_midway is not None:
             self._cancel(*cancel_midway)
         for delta in self.batcher.settle(plan, result):
             self._hear(delta)
         self._drain()
+
+    def _check_loads(self, plan: StepPlan) -> None:
+        """Who is first in a step may bring back all that he needs; beside him there is a bound."""
+        first = plan.chunks[0].sequence
+        others = sum(load.page not in first.blocks for load in plan.loads)
+        assert others <= self.loads
 
     def _drain(self) -> None:
         progress = self.batcher.drain_progress()

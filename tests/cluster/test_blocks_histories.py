@@ -1,4 +1,7 @@
-"""Random histories of a block pool: the books balance, and pages hold what they are named for."""
+"""Random histories of a block pool: the books balance, and pages hold what they are named for.
+
+Threads that write and read files are played by hand: each order takes effect at a time of its own.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from hypothesis.stateful import (
 )
 
 from cluster.blocks import BlockPool, page_hashes
+from cluster.folder_tier import FileOrder, FolderTier, PageRead, Read, Written
 from cluster.host_tier import HostTier
 
 BLOCK_SIZE = 2
@@ -42,10 +46,11 @@ class Table:
 
 @dataclass
 class Memory:
-    """What is in each page of the device, and in each slot of the host."""
+    """What is in each page of the device, each slot of the host, and each file."""
 
     pages: dict[int, bytes] = field(default_factory=dict)
     slots: dict[int, bytes] = field(default_factory=dict)
+    files: dict[int, bytes] = field(default_factory=dict)
 
 
 class BlockPoolHistories(RuleBasedStateMachine):
@@ -61,9 +66,12 @@ class BlockPoolHistories(RuleBasedStateMachine):
         pages=st.integers(1, 8),
         prefix_caching=st.sampled_from([True, True, True, False]),
         host_slots=st.sampled_from([0, 1, 2, 3, 5, 8]),
+        folder=st.sampled_from([0, 2, 6, 30]),
     )
-    def start(self, pages: int, prefix_caching: bool, host_slots: int) -> None:
-        self.pool = BlockPool(pages, BLOCK_SIZE, prefix_caching, HostTier(host_slots))
+    def start(self, pages: int, prefix_caching: bool, host_slots: int, folder: int) -> None:
+        tier = HostTier(host_slots, FolderTier(folder, most=2))
+        self.pool = BlockPool(pages, BLOCK_SIZE, prefix_caching, tier)
+        self.orders: list[FileOrder] = []
         self.held: dict[int, Table] = {}
         self.copies: list[tuple[int, int]] = []
         self.memory = Memory()
@@ -130,6 +138,33 @@ class BlockPoolHistories(RuleBasedStateMachine):
             one.unwritten, one.settled = 0, True
             assert [pages[page] for page in one.pages] == one.contents
 
+    @rule(prompt=prompts)
+    def fetch(self, prompt: Prompt) -> None:
+        text, length, _ = prompt
+        self.pool.fetch(page_hashes([text] * length * BLOCK_SIZE, BLOCK_SIZE, b""))
+
+    @rule()
+    def hand_over(self) -> None:
+        self.step()
+        self.orders += self.pool.drain_orders()
+
+    @rule(place=st.integers(0, 20), goes_well=st.sampled_from([True, True, True, False]))
+    def work_on_a_file(self, place: int, goes_well: bool) -> None:
+        if not self.orders:
+            return
+        order = self.orders.pop(place % len(self.orders))
+        if isinstance(order, PageRead):
+            assert self.memory.files[order.file] == order.content
+            if goes_well:
+                self.memory.slots[order.slot] = self.memory.files[order.file]
+            self.pool.settle(Read(order.content, goes_well))
+        else:
+            for file in order.dropped:
+                self.memory.files.pop(file)
+            if goes_well:
+                self.memory.files[order.file] = self.memory.slots[order.slot]
+            self.pool.settle(Written(order.content, 1 + place % 2 if goes_well else None))
+
     @rule()
     def read_events(self) -> None:
         events = self.pool.drain_events()
@@ -138,7 +173,7 @@ class BlockPoolHistories(RuleBasedStateMachine):
         self.index = (self.index | set(events.stored)) - set(events.removed)
         findable = self.pool.findable()
         assert self.index == set(findable)
-        assert len(findable) == sum(self.pool.reach([content]) for content in findable)
+        assert all(self.pool.reach([each]) or self.pool.filed([each]) for each in findable)
 
     @invariant()
     def books_balance(self) -> None:
@@ -153,6 +188,8 @@ class BlockPoolHistories(RuleBasedStateMachine):
             self.step()
             for table in list(self.held):
                 self.close(table)
+            while self.orders:
+                self.work_on_a_file(0, goes_well=True)
             self.pool.verify([])
             self.read_events()
 

@@ -64,7 +64,7 @@ def test_a_configuration_is_frozen_in_every_part() -> None:
         (
             {"models": [{}, {"cache": {"pages": 3}}]},
             "args.models[1].cache.pages",
-            "block_size, high_water, host_gib, low_water, memory_fraction, memory_gib, num_blocks",
+            "block_size, folder, high_water, host_gib, low_water, memory_fraction, memory_gib",
         ),
         ({"models": [{"resources": {"gpu": 1}}]}, "args.models[0].resources.gpu", "cpus, custom"),
         ({"models": [{"batching": {"x": 1}}]}, "args.models[0].batching.x", "max_batch_tokens"),
@@ -132,6 +132,21 @@ def test_an_unknown_field_is_refused_with_those_known_there(
             {"models": [{"cache": {"host_gib": 1, "prefix_caching": False}}]},
             "args.models[0].cache",
             "host_gib needs prefix_caching",
+        ),
+        (
+            {"models": [{"cache": {"folder": {"path": "/p", "gib": 1}, "host_gib": 0}}]},
+            "args.models[0].cache",
+            "folder needs prefix_caching and host_gib",
+        ),
+        (
+            {"models": [{"cache": {"folder": {"path": "/p"}}}]},
+            "args.models[0].cache.folder.gib",
+            "Field required",
+        ),
+        (
+            {"models": [{"tensor_parallel": 2, "cache": {"folder": {"path": "/p", "gib": 1}}}]},
+            "args.models[0]",
+            "cache.folder needs tensor_parallel 1",
         ),
         (
             {"models": [{"cache": {"high_water": 85}}]},

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from cluster.batching import Batcher
 from cluster.blocks import BlockPool
 from cluster.config import BatchingConfig
+from cluster.folder_tier import FolderTier
 from cluster.host_tier import HostTier
 from cluster.messages import FinishReason, TokenDelta
 from cluster.steps import StepPlan
@@ -21,7 +23,10 @@ Output = tuple[tuple[int, ...], FinishReason | None]
 
 
 class ToyShard:
-    """`pages` of 4 tokens and `slots` of host memory; `context` is the most of a sequence."""
+    """`pages` of 4 tokens, `slots` of host memory and `files`; `context` is the most of a sequence.
+
+    Files are written and read when `work_on_files` says so.
+    """
 
     def __init__(
         self,
@@ -32,13 +37,16 @@ class ToyShard:
         context: int = MAX_MODEL_LEN,
         slots: int = 0,
         watermark: Watermark = OFF,
+        files: int = 0,
+        loads: float = math.inf,
         guesses: int = 0,
     ) -> None:
-        self.pool = BlockPool(pages, BLOCK_SIZE, prefix_caching, HostTier(slots))
+        host = HostTier(slots, FolderTier(files))
+        self.pool = BlockPool(pages, BLOCK_SIZE, prefix_caching, host)
         config = BatchingConfig(
             max_num_seqs=seqs, max_batch_tokens=budget, prompt_lookup_tokens=guesses
         )
-        self.batcher = Batcher(self.pool, config, context, watermark)
+        self.batcher = Batcher(self.pool, config, context, watermark, loads)
         self.memory = PagedMemory(BLOCK_SIZE)
         self.deltas: list[TokenDelta] = []
 
@@ -58,6 +66,11 @@ class ToyShard:
         self.deltas += deltas
         self.batcher.verify()
         return deltas
+
+    def work_on_files(self, goes_well: bool = True) -> None:
+        """All that is ordered up to now."""
+        for order in self.pool.drain_orders():
+            self.pool.settle(self.memory.work_on(order, goes_well))
 
     def finish(self) -> None:
         while self.batcher.has_work:

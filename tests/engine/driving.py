@@ -6,8 +6,11 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import torch
+
 from actors.engine.engine import Engine, build_engine
 from cluster.config import BatchingConfig, CacheConfig, ModelConfig
+from cluster.folder_config import FolderConfig
 from cluster.messages import (
     Assignment,
     Lease,
@@ -37,17 +40,22 @@ def engine_of(
     max_model_len: int = MAX_LEN,
     prefix_caching: bool = True,
     host_gib: float | None = None,
+    folder: FolderConfig | None = None,
+    deterministic: bool = False,
+    dtype: torch.dtype = torch.float32,
 ) -> Engine:
     """An engine over a new tiny model."""
     return build_engine(
-        make(family),
+        make(family).to(dtype),
         ModelConfig(
+            deterministic=deterministic,
             max_model_len=min(max_model_len, num_blocks * block_size),
             cache=CacheConfig(
                 block_size=block_size,
                 num_blocks=num_blocks,
                 prefix_caching=prefix_caching,
                 host_gib=host_gib,
+                folder=folder,
             ),
             batching=BatchingConfig(max_num_seqs=max_num_seqs, max_batch_tokens=max_batch_tokens),
         ),
