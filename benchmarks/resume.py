@@ -20,7 +20,8 @@ import torch
 
 from actors.engine.engine import Engine, build_engine
 from benchmarks.step_costs import BLOCK_SIZE, VOCABULARY, smol_shape
-from cluster.config import BatchingConfig, CacheConfig, ModelConfig
+from cluster.batching_config import BatchingConfig
+from cluster.config import CacheConfig, ModelConfig
 from cluster.folder_config import FolderConfig
 from cluster.messages import Assignment, Lease, Reason, Request, Sampling, ShardRef, Stopping
 

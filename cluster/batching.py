@@ -11,9 +11,9 @@ import math
 from dataclasses import dataclass
 from functools import partial
 
+from cluster.batching_config import BatchingConfig
 from cluster.block_tables import BlockTables, check_room
 from cluster.blocks import BlockPool, page_hashes, root_hash
-from cluster.config import BatchingConfig
 from cluster.drafting import Drafter
 from cluster.drafts import Draft
 from cluster.errors import ContextTooLong, InvalidRequest, LedgerBroken

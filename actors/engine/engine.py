@@ -30,7 +30,7 @@ from actors.engine.runner import Forward, ModelRunner
 from actors.engine.transfer import PageTransfer, layout_of
 from cluster.batching import Batcher, Progress
 from cluster.blocks import BlockPool
-from cluster.config import BatchingConfig, ModelConfig
+from cluster.config import ModelConfig
 from cluster.errors import InvalidRequest, UnsupportedModel
 from cluster.findable import PageEvents
 from cluster.host_tier import HostTier
@@ -43,9 +43,6 @@ REST_S = 0.05
 """How long to wait for files while nothing else can be done, before the inbox is looked at."""
 
 logger = logging.getLogger(__name__)
-
-GUESSES = 4
-"""Tokens guessed a step of a stream unless configured, on CPUs (docs/performance.md)."""
 
 
 class Engine:
@@ -262,25 +259,12 @@ def build_engine(loaded: PreTrainedModel, model: ModelConfig, gang: Gang | None 
         partial(prove_program, loaded, fitted.layers),
         pool,
         Batcher(
-            pool,
-            _steps(loaded, model),
-            capacity.max_model_len,
-            watermark,
-            _loads(model, runner, fitted),
+            pool, fitted.steps, capacity.max_model_len, watermark, _loads(model, runner, fitted)
         ),
         capacity,
         transfer,
         folder,
     )
-
-
-def _steps(loaded: PreTrainedModel, model: ModelConfig) -> BatchingConfig:
-    """What a step may hold. On GPUs nothing is guessed unasked: a step of decodes alone is faster
-    there."""
-    if model.steps.prompt_lookup_tokens is not None:
-        return model.steps
-    guesses = GUESSES if loaded.device.type == "cpu" else 0
-    return model.steps.model_copy(update={"prompt_lookup_tokens": guesses})
 
 
 def _loads(model: ModelConfig, runner: ModelRunner, fitted: Fitted) -> float:

@@ -24,21 +24,27 @@ from actors.engine.pool_size import (
 )
 from actors.engine.split import own_heads
 from actors.engine.varlen import AMPERE, PAGE_MULTIPLE, usable_on
+from cluster.batching_config import BatchingConfig
 from cluster.config import ModelConfig
 from cluster.errors import ConfigError
 from cluster.reports import ShardCapacity
 
 logger = logging.getLogger(__name__)
 
+GUESSES = 4
+"""Tokens guessed a step of a stream unless configured, on CPUs (docs/performance.md)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A model's pages on one device, what they hold, and how many more host memory keeps."""
+    """A model's pages on one device, what they hold, how many more host memory keeps, and what a
+    step over them may compute."""
 
     layers: Mapping[int, LayerShape]
     cache: KVCache
     capacity: ShardCapacity
     host_slots: int
+    steps: BatchingConfig
 
 
 def fit(loaded: PreTrainedModel, model: ModelConfig, gang: Gang | None = None) -> Fitted:
@@ -72,7 +78,16 @@ def fit(loaded: PreTrainedModel, model: ModelConfig, gang: Gang | None = None) -
         most=blocks if gang is None and loaded.device.type == "cuda" else 0,
         sharers=accelerators(),
     )
-    return Fitted(layers, cache, ShardCapacity(block_size, blocks, seats, longest), slots)
+    capacity = ShardCapacity(block_size, blocks, seats, longest)
+    return Fitted(layers, cache, capacity, slots, _steps(loaded, model))
+
+
+def _steps(loaded: PreTrainedModel, model: ModelConfig) -> BatchingConfig:
+    """On GPUs nothing is guessed unasked: a step of decodes alone is faster there."""
+    if model.steps.prompt_lookup_tokens is not None:
+        return model.steps
+    guesses = GUESSES if loaded.device.type == "cpu" else 0
+    return model.steps.model_copy(update={"prompt_lookup_tokens": guesses})
 
 
 def _in_place(

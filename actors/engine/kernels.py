@@ -10,19 +10,23 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 # Both are read by numba when it is imported, so nothing else imports it. By default the threads
 # would be the CPUs this process is bound to now, but a shard is widened when another leaves the
-# machine; and compiled kernels would be taken for new as long as this file is, whatever `lanes` is.
+# machine; and compiled kernels would be taken for new as long as this file is, whatever those are
+# that they call.
 os.environ.setdefault("NUMBA_NUM_THREADS", str(os.cpu_count() or 1))
 os.environ.setdefault(
     "NUMBA_CACHE_DIR",
     str(
         Path(__file__).with_name("__pycache__")
-        / hashlib.sha256(Path(__file__).with_name("lanes.py").read_bytes()).hexdigest()[:12]
+        / hashlib.sha256(
+            b"".join(
+                Path(__file__).with_name(file).read_bytes() for file in ("lanes.py", "softmax.py")
+            )
+        ).hexdigest()[:12]
     ),
 )
 
@@ -35,33 +39,22 @@ from actors.engine.lanes import (
     LANES,
     QUERIES,
     fill,
-    larger,
-    largest,
     load,
     narrow,
-    nearest,
-    power_of_two,
     prefetch,
     store,
     store_totals,
-    total,
     widen,
 )
+from actors.engine.softmax import LEAST, cap, helper, weigh
 
 numba.config.THREADING_LAYER = "omp"  # torch's own pool of threads, not a second one beside it
 
 _ZERO = np.float32(0.0)
-_LEAST = np.float32(-1e30)
-_LOG2_E = np.float32(1.4426950408889634)
-_EXP_SERIES = tuple(
-    np.float32(term)
-    for term in (1.3333558e-3, 9.6181291e-3, 5.5504109e-2, 2.4022651e-1, 6.9314718e-1, 1.0)
-)
 _LINE = 64
 """Bytes that come from memory at once."""
 
 Array = NDArray[Any]
-T = TypeVar("T")
 
 
 def use_threads(count: int) -> None:
@@ -73,27 +66,7 @@ def use_threads(count: int) -> None:
     torch.set_num_threads(count)
 
 
-_helper: Callable[[T], T] = numba.njit(
-    nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz", "arcp"}, error_model="numpy"
-)
-
-
-@_helper
-def _exp(numbers: Any) -> Any:
-    """e ** `numbers`, lane by lane, for numbers up to 0, within 2e-7.
-
-    2 ** x by its Taylor polynomial of degree 6 around the nearest integer.
-    """
-    power = larger(numbers * fill(_LOG2_E), fill(np.float32(-126.0)))
-    whole = nearest(power)
-    rest = power - whole
-    series = fill(np.float32(1.5403530e-4))
-    for term in _EXP_SERIES:
-        series = series * rest + fill(term)
-    return series * power_of_two(whole)
-
-
-@_helper
+@helper
 def _fetch(pages: Array, at: int, stride: int, count: int, dim: int) -> None:
     """Ask for `count` tokens of `dim` elements, `stride` apart from `at` on."""
     step = _LINE // pages.itemsize
@@ -102,7 +75,7 @@ def _fetch(pages: Array, at: int, stride: int, count: int, dim: int) -> None:
             prefetch(pages, at + token * stride + d)
 
 
-@_helper
+@helper
 def _score(
     asked: Array, keys: Array, at: int, stride: int, count: int, scores: Array, first: int
 ) -> None:
@@ -127,29 +100,7 @@ def _score(
         at += stride
 
 
-@_helper
-def _cap(scores: Array, count: int, softcap: np.float32) -> None:
-    for token in range(count):
-        for query in range(QUERIES):
-            scores[token, query] = softcap * np.float32(np.tanh(scores[token, query] / softcap))
-
-
-@_helper
-def _weigh(scores: Array, weight: Array) -> None:
-    """Turn scores into weights relative to each query's largest; fill `weight` with their sums."""
-    most = fill(_LEAST)
-    for at in range(0, scores.size, LANES):
-        most = larger(most, load(scores, at))
-    most = largest(most)
-    added = fill(_ZERO)
-    for at in range(0, scores.size, LANES):
-        weights = _exp(load(scores, at) - most)
-        store(scores, at, weights)
-        added += weights
-    store(weight, 0, total(added))
-
-
-@_helper
+@helper
 def _add_values(
     weights: Array, first: int, values: Array, at: int, stride: int, count: int, sums: Array
 ) -> None:
@@ -179,7 +130,7 @@ def _add_values(
                 sums[query, i] += weights[first + token, query] * value
 
 
-@_helper
+@helper
 def _scale_query(query: Array, scale: np.float32, asked: Array) -> None:
     """Fill `asked` with the query heads as float32, times `scale`."""
     for g in range(query.shape[0]):
@@ -187,7 +138,7 @@ def _scale_query(query: Array, scale: np.float32, asked: Array) -> None:
             asked[g, d] = widen(query[g, d]) * scale
 
 
-@_helper
+@helper
 def _store(sums: Array, weight: Array, out: Array) -> None:
     """Fill `out` with each head's weighted sum over its weight, as it is stored."""
     for g in range(out.shape[0]):
@@ -196,14 +147,29 @@ def _store(sums: Array, weight: Array, out: Array) -> None:
             out[g, d] = narrow(sums[g, d] * share, out[g, d])
 
 
-@_helper
-def _visible(page: int, block_size: int, first: int, last: int) -> Any:
-    """Of the tokens `first..last`: the first on the `page`-th page, and how many are there."""
+@helper
+def _turn_to(
+    page: int,
+    pages: Array,
+    block_size: int,
+    stride: int,
+    dim: int,
+    table: Array,
+    head: int,
+    first: int,
+    last: int,
+) -> Any:
+    """Of the tokens `first..last` the first on the `page`-th page, how many are there, and where
+    the head's part of them begins in `pages`. The page after it is asked for."""
     begin = max(first, page * block_size)
-    return begin, min(last + 1, (page + 1) * block_size) - begin
+    coming = table[min(page + 1, last // block_size)] * block_size
+    _fetch(pages, coming * stride + head * dim, stride, block_size, dim)
+    slot = table[page] * block_size + begin - page * block_size
+    count = min(last + 1, (page + 1) * block_size) - begin
+    return begin, count, slot * stride + head * dim
 
 
-@_helper
+@helper
 def _attend_head(
     query: Array,
     keys: Array,
@@ -224,30 +190,23 @@ def _attend_head(
     """
     key_dim, value_dim = query.shape[1], out.shape[1]
     key_stride, value_stride = kv_heads * key_dim, kv_heads * value_dim
-    first_page, last_page = first // block_size, last // block_size
     asked = np.zeros((QUERIES, key_dim), np.float32)
-    scores = np.full((-(-(last + 1 - first) // QUERIES) * QUERIES, QUERIES), _LEAST, np.float32)
+    scores = np.full((-(-(last + 1 - first) // QUERIES) * QUERIES, QUERIES), LEAST, np.float32)
     weight = np.empty(LANES, np.float32)
     sums = np.zeros((QUERIES, value_dim), np.float32)
     _scale_query(query, scale, asked)
-    for page in range(first_page, last_page + 1):
-        begin, count = _visible(page, block_size, first, last)
-        coming = table[min(page + 1, last_page)] * block_size
-        _fetch(keys, coming * key_stride + head * key_dim, key_stride, block_size, key_dim)
-        slot = table[page] * block_size + begin - page * block_size
-        at = slot * key_stride + head * key_dim
+    for page in range(first // block_size, last // block_size + 1):
+        begin, count, at = _turn_to(
+            page, keys, block_size, key_stride, key_dim, table, head, first, last
+        )
         _score(asked, keys, at, key_stride, count, scores, begin - first)
     if softcap > 0:
-        _cap(scores, last + 1 - first, softcap)
-    _weigh(scores, weight)
-    for page in range(first_page, last_page + 1):
-        begin, count = _visible(page, block_size, first, last)
-        coming = table[min(page + 1, last_page)] * block_size
-        _fetch(
-            values, coming * value_stride + head * value_dim, value_stride, block_size, value_dim
+        cap(scores, last + 1 - first, softcap)
+    weigh(scores, weight)
+    for page in range(first // block_size, last // block_size + 1):
+        begin, count, at = _turn_to(
+            page, values, block_size, value_stride, value_dim, table, head, first, last
         )
-        slot = table[page] * block_size + begin - page * block_size
-        at = slot * value_stride + head * value_dim
         _add_values(scores, begin - first, values, at, value_stride, count, sums)
     _store(sums, weight, out)
 

@@ -20,7 +20,8 @@ from actors.engine.varlen import PAGE_MULTIPLE, usable_on
 from benchmarks.gpu.served import Prompt, prompts, serve
 from benchmarks.gpu.shapes import SMALL, made
 from cluster import steps
-from cluster.config import BatchingConfig, CacheConfig, ModelConfig
+from cluster.batching_config import BatchingConfig
+from cluster.config import CacheConfig, ModelConfig
 from cluster.errors import ShoalError
 from cluster.messages import Request, Sampling, Stopping
 from cluster.steps import Chunk, StepPlan

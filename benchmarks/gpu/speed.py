@@ -18,7 +18,8 @@ from benchmarks.floor import Limits, Needs, needs_of
 from benchmarks.gpu import peer
 from benchmarks.gpu.served import Run, prompts, rates, serve
 from benchmarks.gpu.shapes import Shape, made
-from cluster.config import BatchingConfig, CacheConfig, ModelConfig
+from cluster.batching_config import BatchingConfig
+from cluster.config import CacheConfig, ModelConfig
 
 OURS = "shoal"
 

@@ -19,7 +19,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from actors.reporting import ReportTiming
 from actors.shard_spec import ShardTiming
-from cluster.config import BatchingConfig, CacheConfig, ModelConfig, ResourcesConfig
+from cluster.batching_config import BatchingConfig
+from cluster.config import CacheConfig, ModelConfig, ResourcesConfig
 from cluster.messages import Assignment, Lease, Reason, Request, Sampling, ShardRef, Stopping
 
 TIMING = ShardTiming(

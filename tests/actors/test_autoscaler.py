@@ -10,7 +10,8 @@ import pytest
 
 from actors.autoscaler import ShardScaler
 from cluster.autoscaling_config import AutoscalingConfig
-from cluster.config import BatchingConfig, ModelConfig
+from cluster.batching_config import BatchingConfig
+from cluster.config import ModelConfig
 from cluster.errors import NotReady
 from cluster.stats import ModelStats
 from tests.actors.living import until

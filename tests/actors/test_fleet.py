@@ -23,7 +23,8 @@ from actors.identity import Identity
 from actors.lifecycle import Backoff, State
 from actors.lives import Patience
 from actors.shard_spec import ShardSpec
-from cluster.config import BatchingConfig, ModelConfig, ResourcesConfig, ShoalConfig
+from cluster.batching_config import BatchingConfig
+from cluster.config import ModelConfig, ResourcesConfig, ShoalConfig
 from cluster.errors import Displaced, ModelNotFound, ShardLost, StepFailed
 from cluster.fleet_config import FleetConfig
 from cluster.messages import ShardRef

@@ -19,8 +19,8 @@ from hypothesis.stateful import (
 )
 
 from cluster.batching import Batcher
+from cluster.batching_config import BatchingConfig
 from cluster.blocks import BlockPool
-from cluster.config import BatchingConfig
 from cluster.folder_tier import FileOrder, FolderTier
 from cluster.host_tier import HostTier
 from cluster.messages import Assignment, Emitted, FinishReason, Request, TokenDelta

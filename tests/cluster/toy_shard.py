@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 
 from cluster.batching import Batcher
+from cluster.batching_config import BatchingConfig
 from cluster.blocks import BlockPool
-from cluster.config import BatchingConfig
 from cluster.folder_tier import FolderTier
 from cluster.host_tier import HostTier
 from cluster.messages import FinishReason, TokenDelta

@@ -11,8 +11,9 @@ from itertools import count
 
 from actors.channel import TokenStream
 from cluster.batching import Batcher
+from cluster.batching_config import BatchingConfig
 from cluster.blocks import BlockPool
-from cluster.config import BatchingConfig, CacheConfig, ModelConfig, ShoalConfig
+from cluster.config import CacheConfig, ModelConfig, ShoalConfig
 from cluster.errors import Displaced, ShardLost, StepFailed
 from cluster.fleet_config import FailoverConfig
 from cluster.messages import (

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from actors.engine.engine import Engine, build_engine
-from cluster.config import BatchingConfig, CacheConfig, ModelConfig
+from cluster.batching_config import BatchingConfig
+from cluster.config import CacheConfig, ModelConfig
 from cluster.folder_config import FolderConfig
 from cluster.messages import (
     Assignment,

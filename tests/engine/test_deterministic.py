@@ -10,7 +10,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from actors.engine.engine import Engine, build_engine
 from actors.engine.quantized import quantize
-from cluster.config import DETERMINISTIC_ROWS, BatchingConfig, CacheConfig, ModelConfig
+from cluster.batching_config import BatchingConfig
+from cluster.config import DETERMINISTIC_ROWS, CacheConfig, ModelConfig
 from cluster.errors import ConfigError
 from cluster.messages import Request, Sampling
 from tests.engine.driving import random_prompt, request, run, tokens_of

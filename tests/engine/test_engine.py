@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from actors.engine.engine import build_engine, load_engine
-from cluster.config import BatchingConfig, CacheConfig, ModelConfig
+from cluster.batching_config import BatchingConfig
+from cluster.config import CacheConfig, ModelConfig
 from cluster.errors import ConfigError, InvalidRequest
 from cluster.messages import FinishReason, Request, Sampling
 from tests.engine.driving import (

@@ -21,7 +21,8 @@ from transformers import (
 from actors.engine.gang import ENVELOPE, Gang
 from actors.engine.parts import first_layers, load_part
 from actors.engine.split import check_plan
-from cluster.config import BatchingConfig, CacheConfig, ModelConfig
+from cluster.batching_config import BatchingConfig
+from cluster.config import CacheConfig, ModelConfig
 from cluster.errors import ConfigError, ShardLost, UnsupportedModel
 from tests.engine.driving import random_prompt, request, tokens_of
 from tests.engine.families import SHAPE, greedy, latent_attention, make, with_wide_weights

@@ -24,7 +24,8 @@ from actors.engine.graphs import FixedStep, FixedSteps, Run, bucket_of, bucket_s
 from actors.engine.kv_cache import InPlace, KVCache
 from actors.engine.runner import ModelRunner, PagedModel
 from actors.engine.varlen import PAGE_MULTIPLE
-from cluster.config import BatchingConfig, CacheConfig, ModelConfig
+from cluster.batching_config import BatchingConfig
+from cluster.config import CacheConfig, ModelConfig
 from cluster.errors import UnsupportedModel
 from cluster.messages import Sampling
 from cluster.steps import Chunk, Sequence, StepPlan

@@ -7,7 +7,8 @@ import random
 import pytest
 
 from actors.engine.engine import Engine, build_engine
-from cluster.config import BatchingConfig, CacheConfig, ModelConfig
+from cluster.batching_config import BatchingConfig
+from cluster.config import CacheConfig, ModelConfig
 from cluster.messages import Sampling
 from tests.engine.driving import Output, random_prompt, request, run, tokens_of
 from tests.engine.families import make

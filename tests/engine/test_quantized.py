@@ -13,7 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from actors.engine.engine import build_engine
 from actors.engine.quantized import LARGEST, Int8Linear, is_quantized, quantize
-from cluster.config import BatchingConfig, CacheConfig, ModelConfig
+from cluster.batching_config import BatchingConfig
+from cluster.config import CacheConfig, ModelConfig
 from cluster.errors import UnsupportedModel
 from tests.engine.driving import random_prompt, request, run, tokens_of
 from tests.engine.families import SHAPE, generated, make, with_wide_weights

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.batching import Batcher
+from cluster.batching_config import BatchingConfig
 from cluster.blocks import BlockPool, page_hashes
-from cluster.config import BatchingConfig
 from cluster.messages import Submission
 from cluster.reports import NO_PREFILLING, Prefilling
 from cluster.simulate.costs import Device, StepCost

@@ -1,0 +1,28 @@
+"""What the configuration says of the steps of a shard."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from cluster.frozen import Frozen
+
+
+class BatchingConfig(Frozen):
+    """What one step of a shard may hold."""
+
+    max_num_seqs: int = Field(128, ge=1, le=4096, description="Sequences running at once.")
+    max_batch_tokens: int = Field(1024, ge=1, description="Tokens computed in one step.")
+    prompt_lookup_tokens: int | None = Field(
+        None,
+        ge=0,
+        le=16,
+        description="Tokens guessed a step by what came after the same two; by default 4 on CPUs.",
+    )
+    max_load_s: float = Field(
+        0.01, gt=0, description="Of a step that computes, for pages back from host memory."
+    )
+
+    @property
+    def places(self) -> int:
+        """Sequences that can run at once: with more than a step has tokens, some had no turn."""
+        return min(self.max_num_seqs, self.max_batch_tokens)
