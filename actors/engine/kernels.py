@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ os.environ.setdefault(
 import numba
 import numpy as np
 import torch
+from numba import types
 from numpy.typing import NDArray
 
 from actors.engine.lanes import (
@@ -211,8 +213,7 @@ def _attend_head(
     _store(sums, weight, out)
 
 
-@numba.njit(parallel=True, nogil=True, cache=True)  # type: ignore[untyped-decorator]
-def attend_rows(
+def _attend_rows(
     query: Array,
     key: Array,
     value: Array,
@@ -264,3 +265,19 @@ def attend_rows(
             softcap,
             out[0, row, mine],
         )
+
+
+def attend_rows(query: Array, *others: Any) -> None:
+    """What `_attend_rows` says, compiled for the kind of number when it is first met."""
+    _compiled(query.dtype)(query, *others)
+
+
+@cache
+def _compiled(kind: np.dtype[Any]) -> Any:
+    """One program however a model's tensors lie in memory: no step waits for another."""
+    element = numba.from_dtype(kind)
+    given, kept = types.Array(element, 4, "A"), types.Array(element, 4, "C")
+    numbers, one, number = types.Array(types.int64, 1, "C"), types.int64, types.float32
+    ways = (numbers, numbers, numbers, numbers)
+    signature = types.void(given, given, given, kept, kept, *ways, one, one, number, number, kept)
+    return numba.njit([signature], parallel=True, nogil=True, cache=True)(_attend_rows)
