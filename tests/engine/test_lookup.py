@@ -28,8 +28,7 @@ FEW_WORDS = ((5, 40.0), (6, 40.0), (7, 40.0))
 """A bias that leaves three tokens to say, so that the text has to repeat itself."""
 
 ROUNDING = {torch.float16: 0.03, torch.bfloat16: 0.2}
-"""Of log probabilities, root mean square as a share of their spread; wrong reads give more than 1.
-"""
+"""Of log probabilities, root mean square as a share of their spread."""
 
 
 def config_of(
