@@ -15,7 +15,7 @@ class BatchingConfig(Frozen):
     prompt_lookup_tokens: int | None = Field(
         None,
         ge=0,
-        le=16,
+        le=7,
         description="Tokens guessed a step by what came after the same two; by default 4 on CPUs.",
     )
     max_load_s: float = Field(

@@ -15,6 +15,9 @@ from collections.abc import Sequence as Many
 from cluster.messages import TokenLogprob
 from cluster.steps import Sequence
 
+LOOK_BACK = 4096
+"""Tokens of a prompt that are looked at, the last ones: so a long one costs a step 1 ms at most."""
+
 PAUSE = 16
 """Steps without a guess after some were wrong: a text that does not repeat itself costs little."""
 
@@ -50,7 +53,7 @@ class Lookup:
             self._reach //= 2
 
     def _look_at(self, tokens: Many[int]) -> None:
-        for place in range(self._known, len(tokens)):
+        for place in range(max(self._known, len(tokens) - LOOK_BACK), len(tokens)):
             self._followed[tokens[place - 2], tokens[place - 1]] = place
         self._known = max(self._known, len(tokens))
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.lookup import PAUSE, Lookup, confirmed, may_guess
+from cluster.lookup import LOOK_BACK, PAUSE, Lookup, confirmed, may_guess
 from cluster.messages import Sampling, Stopping, TokenLogprob
 from cluster.steps import Sequence
 from tests.cluster.paged_memory import assignment
@@ -45,6 +45,12 @@ def test_a_text_that_repeats_itself_is_taken_to_go_on_so() -> None:
 def test_a_pair_that_was_not_there_before_is_no_ground_for_a_guess() -> None:
     assert grown(4).guess([1, 2, 3, 4], 9) == ()
     assert grown(4).guess([1], 9) == ()
+
+
+def test_of_a_long_prompt_the_end_alone_is_looked_at() -> None:
+    ones = [9] * LOOK_BACK
+    assert grown(1).guess([1, 2, 3, *ones, 1, 2], 9) == ()
+    assert grown(1).guess([*ones, 1, 2, 3, 1, 2], 9) == (3,)
 
 
 def test_no_more_is_guessed_than_there_is_room_for() -> None:
