@@ -243,7 +243,7 @@ def build_engine(loaded: PreTrainedModel, model: ModelConfig, gang: Gang | None 
     runner = ModelRunner(loaded, fitted.cache, _pace(loaded, model, gang))
     if gang is not None:
         runner.use(LeadingForward(loaded, gang))
-    elif steps := fixed_steps(loaded, fitted.cache, model, fitted.capacity.max_model_len):
+    elif steps := fixed_steps(loaded, fitted, model):
         runner.use(steps)
     cache, capacity = model.cache, fitted.capacity
     folder = open_folder(model, fitted, runner.host)
@@ -259,7 +259,7 @@ def build_engine(loaded: PreTrainedModel, model: ModelConfig, gang: Gang | None 
         partial(prove_program, loaded, fitted.layers),
         pool,
         Batcher(
-            pool, fitted.steps, capacity.max_model_len, watermark, _loads(model, runner, fitted)
+            pool, fitted.batching, capacity.max_model_len, watermark, _loads(model, runner, fitted)
         ),
         capacity,
         transfer,
