@@ -63,13 +63,9 @@ class Lookup:
 def may_guess(sequence: Sequence) -> bool:
     """Whether what is sampled next depends on earlier output by the logits alone. The first output
     token is not guessed beyond: it comes with what is told once a request."""
-    sampling, stopping = sequence.request.sampling, sequence.request.stopping
-    penalises = (
-        sampling.repetition_penalty != 1.0
-        or sampling.presence_penalty != 0.0
-        or sampling.frequency_penalty != 0.0
-    )
-    return sequence.output_len >= max(1, stopping.min_tokens) and not penalises
+    request = sequence.request
+    first = max(1, request.stopping.min_tokens)
+    return sequence.output_len >= first and not request.sampling.penalises
 
 
 def confirmed(guesses: tuple[int, ...], sampled: Many[TokenLogprob]) -> Iterator[TokenLogprob]:
