@@ -16,7 +16,7 @@ class BatchingConfig(Frozen):
         None,
         ge=0,
         le=7,
-        description="Tokens guessed a step by what came after the same three; by default 4 on CPUs.",
+        description="Tokens guessed a step by what came after the same 3; by default 4 on CPUs.",
     )
     max_load_s: float = Field(
         0.01, gt=0, description="Of a step that computes, for pages back from host memory."

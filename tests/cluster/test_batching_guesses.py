@@ -20,7 +20,7 @@ def guessing(make_shard: MakeShard, **options: int) -> ToyShard:
 
 
 def test_output_is_the_same_and_comes_in_fewer_steps(make_shard: MakeShard) -> None:
-    """The toy model has five tokens: many guesses are right, and many are wrong."""
+    """The toy model repeats itself, but not always: many guesses are right, and some are wrong."""
     shard = guessing(make_shard, pages=512)
     for seed in range(SEEDS):
         shard.batcher.admit(assignment(f"r{seed}", prompt_of(3 + seed % 7, seed), max_tokens=LONG))
@@ -101,6 +101,19 @@ def test_no_guess_goes_beyond_the_tokens_that_are_wanted(make_shard: MakeShard) 
         (chunk,) = plan.chunks
         assert chunk.sequence.output_len + 1 + len(chunk.guesses) <= 3
         shard.settle(plan)
+
+
+def test_one_guess_among_many_decodes_is_not_taken_along(make_shard: MakeShard) -> None:
+    for others, taken in ((3, (7,)), (4, ())):
+        shard = guessing(make_shard)
+        shard.batcher.admit(assignment("a", LOOP, max_tokens=LONG))
+        for number in range(others):
+            shard.batcher.admit(assignment(f"b{number}", prompt_of(5, number), max_tokens=LONG))
+        for said in (8, 9):
+            apart = tuple((TokenLogprob(20 + place, 0.0),) for place in range(others))
+            plan = shard.plan()
+            shard.batcher.settle(plan, StepResult(((TokenLogprob(said, 0.0),), *apart)))
+        assert shard.plan().chunks[0].guesses == taken
 
 
 def test_guesses_take_no_page_that_decoding_alone_would_not(make_shard: MakeShard) -> None:
