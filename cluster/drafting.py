@@ -91,6 +91,7 @@ class Drafter:
         wanted = min(tracked.behind, draft.room_for(tracked))
         if not wanted or tracked.state is not State.RUNNING or self._tables.due(tracked):
             return
+        self._tell_hits(tracked)
         while not (count := self._tables.fits(tracked, wanted)):
             victim = self._roster.victim_behind(tracked, spared=draft.planned)
             if victim is None:
@@ -130,7 +131,6 @@ class Drafter:
             if not self._roster.start(tracked, self._reserve):
                 draft.gate.close()
                 return
-            self._tell_hits(tracked)
             self._add(draft, tracked)
 
     def _next_in_line(self, draft: Draft, before: Place) -> Tracked | None:
@@ -165,7 +165,7 @@ class Drafter:
 
     def _tell_hits(self, tracked: Tracked) -> None:
         if tracked.family.cached_tokens is None:
-            tracked.family.cached_tokens = self._tables.due(tracked)
+            tracked.family.cached_tokens = tracked.sequence.computed
 
 
 def _wanted_behind(tracked: Tracked) -> int:

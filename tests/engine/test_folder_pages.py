@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import os
 import random
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Event
 
 import numpy as np
 import pytest
@@ -16,11 +21,14 @@ import torch
 pytest.importorskip("lz4")
 
 from actors.engine.engine import Engine
+from actors.engine.folder_pages import _Clerk
 from actors.engine.kv_cache import LayerShape
 from actors.engine.page_codec import Bytes, NotThePage, PageCodec
 from actors.engine.page_files import OWNER, PREFIX, OwnFolder
+from actors.engine_thread import EngineThread, Outcome
 from cluster.errors import ConfigError
 from cluster.folder_config import FolderConfig
+from cluster.folder_tier import PageWrite, Written
 from cluster.messages import Request, TokenDelta
 from tests.engine.driving import assignment, engine_of, random_prompt, request, run, tokens_of
 from tests.engine.families import greedy
@@ -86,6 +94,13 @@ def flip(file: Path) -> None:
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
+
+
+def break_disk(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def mkdtemp(**_: object) -> str:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(tempfile, "mkdtemp", mkdtemp)
 
 
 def page_of(dtype: torch.dtype, seed: int = 0) -> tuple[torch.Tensor, Bytes]:
@@ -172,7 +187,6 @@ def test_eight_bits_are_refused_where_exactness_is_promised(
 @pytest.mark.parametrize(
     ("changed", "path", "words"),
     [
-        ({"gib": 1e9}, "cache.folder.gib", "GiB are free"),
         ({"gib": 1e-9}, "cache.folder.gib", "may not hold one page"),
         ({"path": "/dev/null/pages"}, "cache.folder.path", "cannot be written to"),
     ],
@@ -185,10 +199,92 @@ def test_a_folder_that_cannot_be_had_is_refused(
     assert caught.value.path == path
 
 
-def test_a_refused_folder_leaves_nothing_behind(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError):
-        OwnFolder(tmp_path, 1e9)
-    assert list(tmp_path.glob(f"{PREFIX}*/")) == []
+def test_a_disk_that_has_less_room_than_asked_for_is_used_as_far_as_it_goes(
+    folder: FolderConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = small_engine(folder.model_copy(update={"gib": 1e9}))
+    serve_twice(engine, folder)
+    assert engine.stats().folder_read >= 20
+    assert engine._folder is not None
+    assert engine._folder._room < 1e9 * GIB
+    assert "has room for" in caplog.text
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_a_disk_that_fails_when_a_shard_loads_costs_only_the_folder(
+    folder: FolderConfig,
+    number: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    break_disk(monkeypatch, number)
+    engine = small_engine(folder)
+    serve_twice(engine, folder)
+    assert engine.stats().folder_written == 0
+    assert "serving without files" in caplog.text
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOTDIR])
+def test_a_path_that_can_never_work_is_refused(
+    folder: FolderConfig, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_disk(monkeypatch, number)
+    with pytest.raises(ConfigError, match="cannot be written to"):
+        small_engine(folder)
+
+
+def test_a_file_that_cannot_be_removed_keeps_neither_the_others_nor_a_new_one(
+    tmp_path: Path,
+) -> None:
+    codec, (_, page) = PageCodec(LAYERS, PAGE, torch.float32), page_of(torch.float32)
+    (tmp_path / "0").mkdir()
+    (tmp_path / "1").touch()
+    clerk = _Clerk(tmp_path, codec)
+    clerk.write(PageWrite(NAME, 0, file=2, dropped=(0, 1)), page, lambda: None)
+    size = (tmp_path / "2").stat().st_size
+    assert clerk.done.get_nowait() == Written(NAME, size)
+    assert not (tmp_path / "1").exists()
+
+
+@pytest.mark.parametrize(("number", "full"), [(errno.ENOSPC, True), (errno.EIO, False)])
+def test_what_cannot_be_written_says_whether_the_disk_was_full(
+    tmp_path: Path, number: int, full: bool
+) -> None:
+    codec, (_, page) = PageCodec(LAYERS, PAGE, torch.float32), page_of(torch.float32)
+
+    def copied() -> None:
+        raise OSError(number, os.strerror(number))
+
+    clerk = _Clerk(tmp_path, codec)
+    clerk.write(PageWrite(NAME, 0, file=0), page, copied)
+    assert clerk.done.get_nowait() == Written(NAME, None, full)
+
+
+def test_who_rests_enters_what_was_written_meanwhile(folder: FolderConfig) -> None:
+    """The files wait until the last prompt is answered, and no other comes."""
+    outcomes: SimpleQueue[Outcome] = SimpleQueue()
+    open_again, engines = Event(), []
+
+    def build() -> Engine:
+        engine = small_engine(folder)
+        assert engine._folder is not None
+        engine._folder._writer.submit(open_again.wait)
+        engines.append(engine)
+        return engine
+
+    thread = EngineThread(build, outcomes.put, lambda crash: pytest.fail(str(crash)))
+    thread.start()
+    wanted = crowd(12, output=3)
+    for one in wanted:
+        thread.admit(assignment(one))
+    ended: set[str] = set()
+    while len(ended) < len(wanted):
+        ended.update(outcomes.get(timeout=60).progress.ended)
+    open_again.set()
+    while not outcomes.get(timeout=60).stats.folder_written:
+        pass
+    thread.remove_files()
+    assert files(folder) == []
 
 
 def test_folders_of_the_dead_are_swept_and_those_of_the_living_are_not(tmp_path: Path) -> None:
@@ -196,7 +292,7 @@ def test_folders_of_the_dead_are_swept_and_those_of_the_living_are_not(tmp_path:
     left.mkdir()
     (left / OWNER).touch()
     (left / "0").write_bytes(b"old")
-    first, second = OwnFolder(tmp_path, 0), OwnFolder(tmp_path, 0)
+    first, second = OwnFolder(tmp_path), OwnFolder(tmp_path)
     assert set(tmp_path.glob(f"{PREFIX}*/")) == {first.path, second.path}
     second.close()
     assert list(tmp_path.glob(f"{PREFIX}*/")) == [first.path]
