@@ -91,7 +91,6 @@ class Drafter:
         wanted = min(tracked.behind, draft.room_for(tracked))
         if not wanted or tracked.state is not State.RUNNING or self._tables.due(tracked):
             return
-        self._tell_hits(tracked)
         while not (count := self._tables.fits(tracked, wanted)):
             victim = self._roster.victim_behind(tracked, spared=draft.planned)
             if victim is None:
@@ -101,6 +100,7 @@ class Drafter:
         copy = self._tables.extend(tracked, count)
         if copy is not None:
             draft.copies.append(copy)
+        self._tell_hits(tracked)
         draft.take(tracked, count)
 
     def _load(self, draft: Draft, tracked: Tracked) -> None:
