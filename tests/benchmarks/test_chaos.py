@@ -109,7 +109,7 @@ async def test_a_disk_that_is_full_can_be_filled_again(tmp_path: Path) -> None:
             pytest.skip("needs to mount a disk")
 
         def is_full() -> bool:
-            return psutil.disk_usage(str(tmp_path)).free == 0
+            return bool(psutil.disk_usage(str(tmp_path)).free == 0)
 
         async def twice() -> None:
             async with asyncio.TaskGroup() as both:
