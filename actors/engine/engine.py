@@ -78,12 +78,11 @@ class Engine:
 
     @property
     def rest_s(self) -> float | None:
-        """How long it may rest without work before the next step, which enters what became of
-        files; for ever where nothing is under way."""
+        """How long to rest without work before a step, which enters what became of files."""
         return REST_S if self._folder is not None and self._folder.busy else None
 
     def remove_files(self) -> None:
-        """The last thing of all, and the only one for any thread: the step under way may hang."""
+        """At its end, and for any thread: the step under way may hang."""
         if self._folder is not None:
             self._folder.close()
 
