@@ -83,7 +83,9 @@ class Batcher:
         reserve = max(1, pool.num_blocks // 100)
         most = config.max_batch_tokens
         guesses = config.prompt_lookup_tokens or 0
-        self._drafter = Drafter(tables, self._roster, most, reserve, watermark, loads, guesses)
+        self._drafter = Drafter(
+            tables, self._roster, most, reserve, watermark, loads, max_model_len, guesses
+        )
         self._harvest = Harvest(tables, self._roster, max_model_len)
         self._max_model_len = max_model_len
         self._arrivals = 0

@@ -15,8 +15,8 @@ class BatchingConfig(Frozen):
     prompt_lookup_tokens: int | None = Field(
         None,
         ge=0,
-        le=16,
-        description="Tokens guessed a step by what came after the same two; by default 4 on CPUs.",
+        le=7,
+        description="Tokens guessed a step by what came after the same three; default: 4 on CPUs.",
     )
     max_load_s: float = Field(
         0.01, gt=0, description="Of a step that computes, for pages back from host memory."

@@ -45,6 +45,7 @@ class Drafter:
         reserve: int,
         watermark: Watermark,
         loads: float,
+        max_model_len: int,
         most_guesses: int,
     ) -> None:
         self._tables = tables
@@ -54,6 +55,7 @@ class Drafter:
         self._reserve = reserve
         self._watermark = watermark
         self._loads = loads
+        self._max_model_len = max_model_len
         self._most_guesses = most_guesses
         self.hit_tokens = 0
 
@@ -66,11 +68,12 @@ class Drafter:
         for tracked in decodes:
             self._add(draft, tracked)
             draft.allowance.guard(tracked.family.rank, tracked.family.tpot_s)
-        self._guess(draft)
+        going_on = [one for one in decodes if one in draft.planned]
         for tracked in prefills:
             self._let_in(draft, before=tracked.order)
             self._add(draft, tracked)
         self._let_in(draft)
+        self._guess(draft, going_on)
         return draft
 
     def learn(self, draft: Draft, took_s: float) -> None:
@@ -108,18 +111,24 @@ class Drafter:
         draft.load(self._tables.load(tracked, draft.loads_left))
         self.hit_tokens += tracked.sequence.computed - before
 
-    def _guess(self, draft: Draft) -> None:
-        """Guesses go along with decodes where there is room on the page at hand, so none ever takes
-        a page from anybody; the budget they take from prompts alone."""
-        if not self._most_guesses:
-            return
-        for index, chunk in enumerate(draft.chunks):
-            tracked = self._roster.living(chunk.sequence)
-            if tracked is None or not may_guess(chunk.sequence):
+    def _guess(self, draft: Draft, decodes: list[Tracked]) -> None:
+        """Guesses go along with `decodes`, the first chunks, in what everybody has left of the step
+        and on the page at hand: so none takes a token or a page from anybody."""
+        left = draft.budget if self._most_guesses else 0
+        for index, tracked in enumerate(decodes):
+            if not left or not may_guess(tracked.sequence):
                 continue
             tracked.lookup = tracked.lookup or Lookup(self._most_guesses)
-            room = min(draft.budget, self._tables.room_behind(tracked), _wanted_behind(tracked))
-            draft.guess(index, tracked.lookup.guess(chunk.sequence.tokens, room))
+            room = min(left, self._tables.room_behind(tracked), self._wanted_behind(tracked))
+            guesses = tracked.lookup.guess(tracked.sequence.tokens, room)
+            draft.guess(index, guesses)
+            left -= len(guesses)
+
+    def _wanted_behind(self, tracked: Tracked) -> int:
+        """Tokens that may come after the next one."""
+        sequence = tracked.sequence
+        wanted = sequence.request.stopping.max_tokens - sequence.output_len
+        return min(wanted, self._max_model_len - len(sequence.tokens)) - 1
 
     def _let_in(self, draft: Draft, before: Place = LAST) -> None:
         """Let waiting sequences in, as far as there are budget, places and pages to spare.
@@ -166,9 +175,3 @@ class Drafter:
     def _tell_hits(self, tracked: Tracked) -> None:
         if tracked.family.cached_tokens is None:
             tracked.family.cached_tokens = tracked.sequence.computed
-
-
-def _wanted_behind(tracked: Tracked) -> int:
-    """Tokens that may come after the next one."""
-    sequence = tracked.sequence
-    return max(0, sequence.request.stopping.max_tokens - sequence.output_len - 1)

@@ -87,7 +87,6 @@ class Draft:
     def guess(self, index: int, guesses: tuple[int, ...]) -> None:
         """Have the chunk of that number, a decode, computed with `guesses` of what comes next."""
         self.chunks[index] = replace(self.chunks[index], guesses=guesses)
-        self.budget -= len(guesses)
 
     def plan(self, moves: Moves) -> StepPlan:
         """With what pages had to be moved for it."""

@@ -89,8 +89,8 @@ class Harvest:
         self.sampled += taken
         self.guessed += len(chunk.guesses)
         self.right += right
-        if chunk.guesses and tracked.lookup is not None:
-            tracked.lookup.learn(len(chunk.guesses), right)
+        if tracked.lookup is not None:
+            tracked.lookup.learn(tracked.sequence.tokens[-taken:])
 
     def _end_scored(self, family: Family) -> list[TokenDelta]:
         """The prompt is computed and no output is wanted: all choices are alike, and done."""

@@ -1,4 +1,4 @@
-"""Guesses how a sequence goes on by what followed its last two tokens before: prompt lookup.
+"""Guesses how a sequence goes on by what followed its last tokens before: prompt lookup.
 
 Texts repeat themselves: names, code, what is quoted of the prompt. A decode step is bound by
 reading the weights, so a few more rows cost little, and a guess that is what the sampler then
@@ -15,63 +15,57 @@ from collections.abc import Sequence as Many
 from cluster.messages import TokenLogprob
 from cluster.steps import Sequence
 
-PAUSE = 16
-"""Steps without a guess after some were wrong: a text that does not repeat itself costs little."""
+ALIKE = 3
+"""Last tokens that have to have stood there before. With two, wrong guesses cost a text that does
+not repeat itself more than right ones bring (docs/performance.md)."""
+
+LOOK_BACK = 4096
+"""Tokens of a prompt that are looked at, the last ones: so a long one costs a step 1 ms at most."""
 
 
 class Lookup:
-    """Of one sequence: where each pair of tokens was last, and how many guesses it is worth.
+    """Of one sequence: where each few tokens stood last, and how well that tells what comes.
 
-    All right, and the next are twice as many, up to `most`; less than half, and they are half as
-    many; at none it pauses.
+    What it would have guessed is compared with what came, at each step, guessed or not. It guesses
+    as many tokens as it has foretold in a row, up to `most`: none where a text is new.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._reach = 1
-        self._paused = 0
-        self._followed: dict[tuple[int, int], int] = {}
-        self._known = 2
+        self._foretold = 0
+        self._expected: list[int] = []
+        self._followed: dict[tuple[int, ...], int] = {}
+        self._known = ALIKE
 
-    def guess(self, tokens: Many[int], room: int) -> tuple[int, ...]:
+    def guess(self, tokens: list[int], room: int) -> tuple[int, ...]:
         """What may come after `tokens`, which since the last call only grew; at most `room`."""
         self._look_at(tokens)
-        begin = self._followed.get((tokens[-2], tokens[-1])) if len(tokens) > 1 else None
+        begin = self._followed.get(tuple(tokens[-ALIKE:]))
         if begin is None:
+            self._expected, self._foretold = [], 0
             return ()
         period = len(tokens) - begin  # a text that has begun to repeat itself may go on to
-        return tuple(tokens[begin + i % period] for i in range(min(room, self._turn())))
+        self._expected = [tokens[begin + i % period] for i in range(self._most)]
+        return tuple(self._expected[: max(0, min(room, self._foretold))])
 
-    def learn(self, guessed: int, right: int) -> None:
-        """Of the last guesses so many were right."""
-        if right == guessed:
-            self._reach = min(self._most, max(1, 2 * self._reach))
-        elif 2 * right < guessed:
-            self._reach //= 2
+    def learn(self, came: Many[int]) -> None:
+        """What really came after the tokens of the last guess."""
+        for expected, token in zip(self._expected, came, strict=False):
+            self._foretold = self._foretold + 1 if token == expected else 0
+        self._expected = []
 
-    def _look_at(self, tokens: Many[int]) -> None:
-        for place in range(self._known, len(tokens)):
-            self._followed[tokens[place - 2], tokens[place - 1]] = place
+    def _look_at(self, tokens: list[int]) -> None:
+        for place in range(max(self._known, len(tokens) - LOOK_BACK), len(tokens)):
+            self._followed[tuple(tokens[place - ALIKE : place])] = place
         self._known = max(self._known, len(tokens))
-
-    def _turn(self) -> int:
-        """How many to guess now."""
-        if self._reach == 0:
-            self._paused = (self._paused + 1) % PAUSE
-            self._reach = int(self._paused == 0)
-        return self._reach
 
 
 def may_guess(sequence: Sequence) -> bool:
     """Whether what is sampled next depends on earlier output by the logits alone. The first output
     token is not guessed beyond: it comes with what is told once a request."""
-    sampling, stopping = sequence.request.sampling, sequence.request.stopping
-    penalises = (
-        sampling.repetition_penalty != 1.0
-        or sampling.presence_penalty != 0.0
-        or sampling.frequency_penalty != 0.0
-    )
-    return sequence.output_len >= max(1, stopping.min_tokens) and not penalises
+    request = sequence.request
+    first = max(1, request.stopping.min_tokens)
+    return sequence.output_len >= first and not request.sampling.penalises
 
 
 def confirmed(guesses: tuple[int, ...], sampled: Many[TokenLogprob]) -> Iterator[TokenLogprob]:

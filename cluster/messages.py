@@ -45,6 +45,15 @@ class Sampling:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
 
+    @property
+    def penalises(self) -> bool:
+        """Whether what is chosen depends on earlier tokens by more than the model's logits."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
+
 
 @message
 class Stopping:

@@ -19,7 +19,7 @@ class EngineStats:
     (`folder_failed`), and were read back, or found missing or damaged (`folder_corrupt`). `pauses`
     are the watermark's, `preemptions` for want of pages. Of `tokens_guessed` ahead of their turn so
     many were `guesses_right`. `compiled`: by a program made for the model, not by its layers one by
-    one. `device_s`: from the first to the last kernel of each step, on a GPU.
+    one. `device_s`: from the first to the last kernel of each forward pass, on a GPU.
     """
 
     steps: int

@@ -112,6 +112,11 @@ class StepResult:
     prompt_scores: tuple[tuple[TokenLogprob, ...], ...] = ()
 
 
+def _widths(plan: StepPlan) -> list[int]:
+    """How many are to be sampled for each chunk that samples."""
+    return [1 + len(chunk.guesses) for chunk in plan.chunks if chunk.samples]
+
+
 def pair(
     plan: StepPlan, result: StepResult
 ) -> Iterator[tuple[Chunk, tuple[TokenLogprob, ...], tuple[TokenLogprob, ...]]]:
@@ -119,8 +124,8 @@ def pair(
 
     Raises LedgerBroken where plan and result do not fit together.
     """
-    asked = sum(c.samples for c in plan.chunks), sum(c.score_prompt for c in plan.chunks)
-    given = len(result.sampled), len(result.prompt_scores)
+    asked = _widths(plan), sum(c.score_prompt for c in plan.chunks)
+    given = [len(sampled) for sampled in result.sampled], len(result.prompt_scores)
     if asked != given:
         raise LedgerBroken(f"samples and prompt scores asked {asked}, given {given}")
     sampled, scores = iter(result.sampled), iter(result.prompt_scores)

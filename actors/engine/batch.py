@@ -1,7 +1,8 @@
 """One step's chunks as one ragged row of tokens, and how attention reads the pages behind them.
 
-Rows are ordered by the engine: single-token chunks (decodes) first, longest context first, so that
-decodes of similar length are neighbours and a group of them is a slice. Everything is built with
+Rows are ordered by the engine: single-token chunks (decodes) first, then other short ones (decodes
+with guesses), longest context first, so that neighbours are of similar length and a group of
+decodes is a slice. Everything is built with
 numpy once a step; nothing here runs once a token or once a layer.
 """
 
@@ -30,7 +31,8 @@ MAX_GROUP_TOKENS = 65_536
 
 MOST_ALONE = 8
 """Rows of a chunk up to which each reads its pages in place, where decodes do: gathering the pages
-costs more for so few, and what one row has read is still near when the next one does."""
+costs more for so few, and what one row has read is still near when the next one does. A decode with
+as many guesses as may be configured is one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,9 @@ class Mark(Protocol):
 
 
 class DeviceClock:
-    """Adds up the time from the first to the last kernel of each step, as far as the device has
-    come; it waits for nothing, so a step is counted one later. Without marks nothing is measured.
+    """Adds up the time from the first to the last kernel of each forward pass, as far as the device
+    has come, pauses in which it waits for the host to start the next kernel with it. Nothing waits
+    for the clock, so a pass is counted a step later. Without marks nothing is measured.
     """
 
     def __init__(self, mark: Callable[[], Mark] | None) -> None:
@@ -32,15 +33,15 @@ class DeviceClock:
 
     @property
     def seconds(self) -> float:
-        """Of all steps that are over."""
+        """Of all passes that are over."""
         while self._open and self._open[0][1].query():
             begin, end = self._open.popleft()
             self._seconds += begin.elapsed_time(end) / 1e3  # milliseconds
         return self._seconds
 
     @contextmanager
-    def step(self) -> Iterator[None]:
-        """What is asked of the device within is one step."""
+    def forward_pass(self) -> Iterator[None]:
+        """What is asked of the device within is one. Nothing may be fetched from it there."""
         if self._mark is None:
             yield
             return

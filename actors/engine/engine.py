@@ -213,12 +213,8 @@ def load_engine(
     """
     loaded = _load(folder, model, device, gang)
     engine = build_engine(loaded, model, gang)
-    if (
-        programs is not None
-        and gang is None
-        and model.compile == "auto"
-        and not model.deterministic
-    ):
+    may_compile = model.compile == "auto" and not model.deterministic
+    if programs is not None and gang is None and may_compile:
         engine.wish = program_wish(folder, loaded, programs)
     if engine.wish is not None and engine.wish.path.exists():
         program = engine.wish.fulfil()
@@ -253,7 +249,7 @@ def build_engine(loaded: PreTrainedModel, model: ModelConfig, gang: Gang | None 
     runner = ModelRunner(loaded, fitted.cache, _pace(loaded, model, gang))
     if gang is not None:
         runner.use(LeadingForward(loaded, gang))
-    elif steps := fixed_steps(loaded, fitted.cache, model, fitted.capacity.max_model_len):
+    elif steps := fixed_steps(loaded, fitted, model):
         runner.use(steps)
     cache, capacity = model.cache, fitted.capacity
     folder = open_folder(model, fitted, runner.host)
@@ -269,7 +265,7 @@ def build_engine(loaded: PreTrainedModel, model: ModelConfig, gang: Gang | None 
         partial(prove_program, loaded, fitted.layers),
         pool,
         Batcher(
-            pool, fitted.steps, capacity.max_model_len, watermark, _loads(model, runner, fitted)
+            pool, fitted.batching, capacity.max_model_len, watermark, _loads(model, runner, fitted)
         ),
         capacity,
         transfer,

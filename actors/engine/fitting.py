@@ -44,7 +44,7 @@ class Fitted:
     cache: KVCache
     capacity: ShardCapacity
     host_slots: int
-    steps: BatchingConfig
+    batching: BatchingConfig
 
 
 def fit(loaded: PreTrainedModel, model: ModelConfig, gang: Gang | None = None) -> Fitted:
@@ -79,10 +79,10 @@ def fit(loaded: PreTrainedModel, model: ModelConfig, gang: Gang | None = None) -
         sharers=accelerators(),
     )
     capacity = ShardCapacity(block_size, blocks, seats, longest)
-    return Fitted(layers, cache, capacity, slots, _steps(loaded, model))
+    return Fitted(layers, cache, capacity, slots, _batching(loaded, model))
 
 
-def _steps(loaded: PreTrainedModel, model: ModelConfig) -> BatchingConfig:
+def _batching(loaded: PreTrainedModel, model: ModelConfig) -> BatchingConfig:
     """On GPUs nothing is guessed unasked: a step of decodes alone is faster there."""
     if model.steps.prompt_lookup_tokens is not None:
         return model.steps

@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 
 from actors.engine.batch import Ints, Layout, Paths, StepBatch, find_step, lay_out, slots_of
 from actors.engine.exactness import prove_steps
+from actors.engine.fitting import Fitted
 from actors.engine.kv_cache import KVCache
 from actors.engine.runner import Forward, PagedModel
 from actors.engine.uploads import refill, upload
@@ -147,20 +148,18 @@ class FixedSteps:
         return self._steps[size](batch, kept)
 
 
-def fixed_steps(
-    loaded: PreTrainedModel, cache: KVCache, model: ModelConfig, longest: int
-) -> FixedSteps | None:
-    """Fixed steps for `loaded`, captured and proved, sequences having at most `longest` tokens;
-    None where pages are not read by torch's kernel, and, logged, where the model is not to be
-    captured.
+def fixed_steps(loaded: PreTrainedModel, fitted: Fitted, model: ModelConfig) -> FixedSteps | None:
+    """Fixed steps for `loaded`, captured and proved; None where pages are not read by torch's
+    kernel, and, logged, where the model is not to be captured.
 
     Raises UnsupportedModel for a deterministic model whose steps cannot be fixed. What the pages
     hold is lost.
     """
+    cache = fitted.cache
     if not cache.in_place.ragged or (model.compile == "off" and not model.deterministic):
         return None
-    sizes = (DETERMINISTIC_ROWS,) if model.deterministic else bucket_sizes(model.steps.places)
-    width = -(-longest // cache.block_size)
+    sizes = (DETERMINISTIC_ROWS,) if model.deterministic else bucket_sizes(fitted.batching.places)
+    width = -(-fitted.capacity.max_model_len // cache.block_size)
     try:
         return _proved(loaded, cache, sizes, width)
     except (UnsupportedModel, RuntimeError) as error:  # torch's, where a kernel waits for the host

@@ -1,4 +1,4 @@
-"""How many threads compute a step: as many as were fastest for such steps lately, found by trying.
+"""How many threads compute a step: all, unless fewer have proved faster for such steps lately.
 
 A product ends with its slowest thread. Where other processes need the cores too, a few rows are
 computed faster by fewer threads than the shard may use, since nobody waits for one that was put
@@ -9,8 +9,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-TRY_EVERY = 24
-"""Steps of one size until the next one tries another number of threads."""
+TRY_AFTER = 24
+"""Steps of one size until another number of threads is tried, twice as many each time that it is no
+better."""
+
+MOST_PAUSE = 192
+"""As many at most."""
+
+MANY = 128
+"""Rows from which on it is always all threads."""
+
+GAIN = 0.85
+"""Fewer threads have to take less than this share of the time: a disturbed step proves nothing."""
 
 WEIGHT = 0.25
 """Of the newest step in the running mean."""
@@ -23,12 +33,34 @@ OUTLIER = 3.0
 class _Size:
     """Steps of about one number of rows: by threads, the mean time of a row, seconds.
 
-    The first step of a number is `met` and not counted: it touches memory that was never touched.
+    `chosen` is the number in use, `tried` the other one that is tried after `pause` steps with it,
+    or was last. The first step of a number is `met` and not counted: it touches memory that was
+    never touched.
     """
 
+    chosen: int
+    tried: int
     steps: int = 0
-    met: set[int] = field(default_factory=set)
+    pause: int = TRY_AFTER
     means: dict[int, float] = field(default_factory=dict)
+    met: set[int] = field(default_factory=set)
+
+    def count(self, threads: int, a_row: float) -> None:
+        if threads not in self.met:
+            self.met.add(threads)
+            return
+        mean = self.means.get(threads, a_row)
+        self.means[threads] = mean + WEIGHT * (min(a_row, OUTLIER * mean) - mean)
+        if threads == self.tried != self.chosen:
+            self._decide()
+
+    def _decide(self) -> None:
+        """Use what was tried, if it has proved better. More threads need not be much faster."""
+        share = GAIN if self.tried < self.chosen else 1.0
+        better = self.means[self.tried] < share * self.means[self.chosen]
+        if better:
+            self.chosen, self.tried = self.tried, self.chosen
+        self.steps, self.pause = 0, TRY_AFTER if better else min(2 * self.pause, MOST_PAUSE)
 
 
 class ThreadPace:
@@ -38,33 +70,27 @@ class ThreadPace:
         self._sizes: dict[int, _Size] = {}
 
     def threads(self, rows: int, most: int) -> int:
-        """For a step of `rows`, at most `most`: the best that is known, or one next to it."""
-        size = self._size(rows)
-        size.steps += 1
-        choices = _choices(most)
-        known = [count for count in choices if count in size.means]
-        if not known:
+        """For a step of `rows`, at most `most`: the chosen number, or one next to it on trial."""
+        if rows >= MANY:
             return most
-        best = min(known, key=size.means.__getitem__)
-        neighbours = _neighbours(choices, best)
-        for unknown in (count for count in neighbours if count not in size.means):
-            return unknown
-        if neighbours and size.steps % TRY_EVERY == 0:
-            return neighbours[size.steps // TRY_EVERY % len(neighbours)]
-        return best
+        size, choices = self._size(rows, most), _choices(most)
+        if size.chosen not in choices or not size.means.keys() <= set(choices):
+            size = self._sizes[rows.bit_length()] = _Size(most, most)  # another share of the CPUs
+        size.steps += 1
+        if size.steps <= size.pause:
+            return size.chosen
+        if size.steps == size.pause + 1:
+            size.tried = _next(choices, size.chosen, size.tried)
+        return size.tried
 
     def note(self, rows: int, threads: int, seconds: float) -> None:
         """A step of `rows` took `threads` so long."""
-        size, a_row = self._size(rows), seconds / rows
-        if threads not in size.met:
-            size.met.add(threads)
-            return
-        mean = size.means.get(threads, a_row)
-        size.means[threads] = mean + WEIGHT * (min(a_row, OUTLIER * mean) - mean)
+        if rows < MANY:
+            self._size(rows, threads).count(threads, seconds / rows)
 
-    def _size(self, rows: int) -> _Size:
+    def _size(self, rows: int, most: int) -> _Size:
         """Sizes double: within one of them the best number hardly differs."""
-        return self._sizes.setdefault(rows.bit_length(), _Size())
+        return self._sizes.setdefault(rows.bit_length(), _Size(most, most))
 
 
 def _choices(most: int) -> list[int]:
@@ -75,7 +101,10 @@ def _choices(most: int) -> list[int]:
     return choices
 
 
-def _neighbours(choices: list[int], best: int) -> list[int]:
-    """The next more and the next fewer: what is far from the best would take many times as long."""
-    at = choices.index(best)
-    return [*choices[max(at - 1, 0) : at], *choices[at + 1 : at + 2]]
+def _next(choices: list[int], chosen: int, tried: int) -> int:
+    """The next fewer and the next more in turn: what is far from the best would take many times as
+    long. The chosen one where there is no other."""
+    at = choices.index(chosen)
+    neighbours = [*choices[at + 1 : at + 2], *choices[max(at - 1, 0) : at]]
+    others = [one for one in neighbours if one != tried]
+    return (others or neighbours or [chosen])[0]

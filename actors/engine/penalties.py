@@ -23,7 +23,7 @@ def adjusts(sequence: Sequence) -> bool:
     return (
         bool(sequence.request.sampling.logit_bias)
         or _bans_stopping(sequence)
-        or _penalises(sequence.request.sampling)
+        or sequence.request.sampling.penalises
     )
 
 
@@ -47,7 +47,7 @@ def _adjust_row(row: Tensor, sequence: Sequence) -> None:
     if _bans_stopping(sequence):
         banned = [t for t in sequence.request.stopping.stop_token_ids if t < len(row)]
         row.index_fill_(0, indices(banned, row.device), -torch.inf)
-    if _penalises(sampling):
+    if sampling.penalises:
         _penalise(row, sequence, sampling)
 
 
@@ -66,11 +66,3 @@ def _penalise(row: Tensor, sequence: Sequence, sampling: Sampling) -> None:
 def _bans_stopping(sequence: Sequence) -> bool:
     stopping = sequence.request.stopping
     return sequence.output_len < stopping.min_tokens and bool(stopping.stop_token_ids)
-
-
-def _penalises(sampling: Sampling) -> bool:
-    return (
-        sampling.repetition_penalty != 1.0
-        or sampling.presence_penalty != 0.0
-        or sampling.frequency_penalty != 0.0
-    )

@@ -71,16 +71,12 @@ class ModelRunner:
 
     @property
     def device_s(self) -> float:
-        """Seconds the device computed, by its own clock; 0 on a CPU."""
+        """Seconds in forward passes, by the device's own clock; 0 on a CPU."""
         return self._clock.seconds
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute `plan`. If it raises, nothing of the plan's pages may be trusted any more."""
-        with self._clock.step():
-            return self._execute(plan)
-
-    def _execute(self, plan: StepPlan) -> StepResult:
         self.host.save(plan.saves)
         self._cache.copy_pages(plan.copies)
         self.host.load(plan.loads)
@@ -121,7 +117,7 @@ class ModelRunner:
     def logits(self, batch: StepBatch, rows: Sequence[int]) -> Tensor:
         """Forward pass over the batch; the logits after `rows`, `[len(rows), vocab]`."""
         kept = indices(rows or [0], self._device)
-        with self._threads(batch.tokens.shape[1]):
+        with self._threads(batch.tokens.shape[1]), self._clock.forward_pass():
             logits = self._forward(batch.tokens, batch.positions, kept, batch.number)
         return logits[: len(rows)]
 

@@ -38,17 +38,16 @@ class Sampler:
         self._state = self._philox.state
 
     def sample(
-        self, logits: Tensor, sequences: Many[Sequence], places: Many[int] | None = None
+        self, logits: Tensor, sequences: Many[Sequence], places: Many[int]
     ) -> tuple[TokenLogprob, ...]:
         """A token of each of `sequences`; `logits` is `[len(sequences), vocab]`.
 
-        Row `i` is for the token at `places[i]` of its sequence's output, by default the next.
+        Row `i` is for the token at `places[i]` of its sequence's output.
         Log probabilities are filled in only for sequences whose request asks for them.
         """
         if not sequences:
             return ()
         raw = logits.float()
-        places = places or [sequence.output_len for sequence in sequences]
         tokens = self._choose(adjust(raw, sequences), sequences, places)
         return _with_logprobs(raw, tokens, sequences)
 

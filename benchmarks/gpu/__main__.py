@@ -31,17 +31,17 @@ from transformers.utils.logging import set_verbosity_error
 
 from benchmarks.floor import Limits, measure_limits
 from benchmarks.gpu.exact import Check, checks
+from benchmarks.gpu.flash_on_cpu import flash_on_cpu
 from benchmarks.gpu.shapes import SHAPES
 from benchmarks.gpu.speed import Figure, bench_of, ours, release, theirs
 from benchmarks.records import machine
 from benchmarks.report import markdown_row
-from tests.engine.flash_on_cpu import flash_on_cpu
 
 DTYPE = torch.bfloat16
 
 COLUMNS = (
     *("shape", "at once", "server"),
-    *("prompt tok/s", "of the limit", "output tok/s", "of the limit", "device busy"),
+    *("prompt tok/s", "of the limit", "output tok/s", "of the limit", "in forward passes"),
 )
 
 
@@ -100,7 +100,7 @@ def _row(figure: Figure) -> str:
         figure.server,
         *_cells(figure.prefill_tok_s, figure.prefill_limit),
         *_cells(figure.decode_tok_s, figure.decode_limit),
-        "" if figure.device_share is None else f"{figure.device_share:.0%}",
+        "" if figure.forward_share is None else f"{figure.forward_share:.0%}",
     )
 
 

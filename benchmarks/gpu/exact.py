@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-import actors.engine.attention  # noqa: F401  # brings the operator
-from actors.engine.batch import build_batch
 from actors.engine.engine import Engine, build_engine
 from actors.engine.fitting import fit
 from actors.engine.graphs import fixed_steps
-from actors.engine.kv_cache import InPlace, KVCache, LayerShape
+from actors.engine.kv_cache import InPlace, LayerShape
 from actors.engine.varlen import PAGE_MULTIPLE, usable_on
+from benchmarks.gpu.attended import Chunks, attended, full_cache, pages_of
 from benchmarks.gpu.served import Prompt, prompts, serve
 from benchmarks.gpu.shapes import SMALL, made
-from cluster import steps
 from cluster.batching_config import BatchingConfig
 from cluster.config import CacheConfig, ModelConfig
 from cluster.errors import ShoalError
-from cluster.messages import Request, Sampling, Stopping
-from cluster.steps import Chunk, StepPlan
+from cluster.messages import Sampling
 
 OUTPUT = 24
 LENGTHS = (1, 7, 255, 256, 300, 520)
@@ -36,9 +33,6 @@ what they differ about: rounding is a tenth of it, a wrong key is of the order o
 
 HEADS = {"grouped": (8, 2), "one each": (4, 4)}
 DIM = 64
-Chunks = list[tuple[int, int]]
-"""Of each chunk: tokens before it, and its own."""
-
 CHUNKS: dict[str, Chunks] = {
     "a long decode": [(6000, 1)],
     "decodes": [(4000, 1), (700, 1), (3, 1), (0, 1)],
@@ -69,7 +63,11 @@ def checks(device: torch.device, quick: bool) -> Iterator[Check]:
     for name, (heads, kv_heads) in HEADS.items():
         for what, chunks in CHUNKS.items():
             for window in (None, 100):
-                yield _attention(device, f"{what}, heads {name}", heads, kv_heads, chunks, window)
+                asked = f"attention: {what}, heads {name}" + (
+                    f", window {window}" if window else ""
+                )
+                compare = partial(_attention, device, heads, kv_heads, chunks, window)
+                yield _attempt(asked, compare)
     yield _attempt("bfloat16: logits within tolerance, by fixed steps too", lambda: _proofs(device))
     yield _attempt("deterministic: alone, in a crowd, resumed", lambda: _repeats(device))
 
@@ -126,8 +124,7 @@ def _config(dtype: str, deterministic: bool = False) -> ModelConfig:
 def _proofs(device: torch.device) -> str:
     """What is asked of an engine when it loads; but one that cannot be captured would serve."""
     model, config = made(SMALL, torch.bfloat16, device, wide=True), _config("bfloat16")
-    fitted = fit(model, config)
-    if not fixed_steps(model, fitted.cache, config, fitted.capacity.max_model_len):
+    if not fixed_steps(model, fit(model, config), config):
         raise Differs("steps cannot be captured: the log says why")
     return "as proved at each load"
 
@@ -150,67 +147,25 @@ def _repeats(device: torch.device) -> str:
 
 
 def _attention(
-    device: torch.device,
-    name: str,
-    heads: int,
-    kv_heads: int,
-    chunks: Chunks,
-    window: int | None,
-) -> Check:
+    device: torch.device, heads: int, kv_heads: int, chunks: Chunks, window: int | None
+) -> str:
     """torch's kernel against pages that are gathered, and attended to in float32."""
-    name = f"attention: {name}" + (f", window {window}" if window else "")
-    try:
-        error = attention_error(device, heads, kv_heads, chunks, window)
-    except RuntimeError as refused:
-        return Check(name, False, str(refused))
-    return Check(name, error <= WITHIN, f"{error:.1e}")
+    error = attention_error(device, heads, kv_heads, chunks, window)
+    if not error <= WITHIN:
+        raise Differs(f"by {error:.1e}")
+    return f"{error:.1e}"
 
 
-@torch.inference_mode()
 def attention_error(
-    device: torch.device,
-    heads: int,
-    kv_heads: int,
-    chunks: Chunks,
-    window: int | None,
+    device: torch.device, heads: int, kv_heads: int, chunks: Chunks, window: int | None
 ) -> float:
     """Root mean square of the difference, as a share of what is right."""
-    plan, pages = plan_of(chunks)
-    rows = sum(count for _, count in chunks)
-    draw = torch.Generator(device).manual_seed(0)
 
-    def drawn(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=draw, device=device).bfloat16()
+    def computed(dtype: torch.dtype, in_place: InPlace) -> Tensor:
+        shape = LayerShape(kv_heads, DIM, DIM)
+        cache = full_cache(shape, sum(pages_of(chunks)), dtype, device, in_place)
+        return attended(cache, chunks, heads, window)
 
-    shape = {0: LayerShape(kv_heads, DIM, DIM)}
-    kept = drawn(pages * PAGE_MULTIPLE, 2 * kv_heads, DIM)
-    query, own = drawn(1, heads, rows, DIM), drawn(1, 2 * kv_heads, rows, DIM)
-
-    def attended(dtype: torch.dtype, in_place: InPlace) -> Tensor:
-        cache = KVCache(shape, pages, PAGE_MULTIPLE, dtype, device, in_place)
-        slots = torch.arange(len(kept), device=device)
-        cache.write(0, slots, *torch.split(kept.to(dtype), kv_heads, dim=1))
-        batch = build_batch(plan, cache)
-        key, value = torch.split(own.to(dtype), kv_heads, dim=1)
-        out: Tensor = torch.ops.shoal.attend(
-            query.to(dtype), key, value, batch.number, 0, DIM**-0.5, window, None
-        )
-        return out.float()
-
-    right = attended(torch.float32, InPlace.NONE)
-    difference = attended(torch.bfloat16, InPlace.RAGGED) - right
+    right = computed(torch.float32, InPlace.NONE)
+    difference = computed(torch.bfloat16, InPlace.RAGGED) - right
     return float(difference.square().mean().sqrt() / right.square().mean().sqrt())
-
-
-def plan_of(chunks: Chunks) -> tuple[StepPlan, int]:
-    """Chunks of sequences whose pages lie in any order; and how many pages there are."""
-    sizes = [-(-(start + count) // PAGE_MULTIPLE) for start, count in chunks]
-    pages = list(range(sum(sizes)))
-    random.Random(0).shuffle(pages)
-    planned = []
-    for (start, count), size in zip(chunks, sizes, strict=True):
-        blocks, pages = pages[:size], pages[size:]
-        request = Request("", "", "", "", (0,), Sampling(), Stopping(max_tokens=1))
-        sequence = steps.Sequence(request, 0, [0] * (start + count), blocks=blocks)
-        planned.append(Chunk(sequence, start, count, False))
-    return StepPlan(tuple(planned)), sum(sizes)

@@ -28,7 +28,7 @@ Prompt = Sequence[int]
 @dataclass(frozen=True)
 class Run:
     """Tokens of each request and the moments they came, seconds of a clock that read `began` when
-    the first was asked for; `device_s`: how long the device computed, where it was measured."""
+    the first was asked for; `device_s`: of forward passes, by the device's clock, if it has one."""
 
     began: float
     tokens: list[list[int]]

@@ -36,8 +36,8 @@ CPU_SEQUENCES = 8
 @dataclass(frozen=True)
 class Figure:
     """One server with one number of requests at once. `*_limit`: the most tokens a second that the
-    device's memory and products allow; `device_share`: of the time, how much the device computed.
-    `problem`: why there are no figures."""
+    device's memory and products allow; `forward_share`: of the time, how much the device
+    spent in forward passes. `problem`: why there are no figures."""
 
     server: str
     shape: str
@@ -46,7 +46,7 @@ class Figure:
     prefill_limit: float | None = None
     decode_tok_s: float | None = None
     decode_limit: float | None = None
-    device_share: float | None = None
+    forward_share: float | None = None
     problem: str = ""
 
 
@@ -89,7 +89,7 @@ class Bench:
             prefill_limit=prefill,
             decode_tok_s=rate.decode,
             decode_limit=decode,
-            device_share=run.device_s / _seconds(run) if run.device_s else None,
+            forward_share=run.device_s / _seconds(run) if run.device_s else None,
         )
 
     def most_tok_s(self, batch: int) -> tuple[float, float]:

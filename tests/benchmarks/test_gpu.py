@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks.floor import Limits, Needs
-from benchmarks.gpu.exact import plan_of
+from benchmarks.gpu.attended import pages_of, plan_of
 from benchmarks.gpu.served import Rates, Run, rates
 from benchmarks.gpu.shapes import SHAPES, made
 from benchmarks.gpu.speed import Bench
@@ -102,7 +102,8 @@ def test_batches_that_do_not_fit_become_the_most_that_does() -> None:
 
 
 def test_pages_of_a_checked_attention_lie_in_any_order_and_belong_to_one_sequence_each() -> None:
-    plan, pages = plan_of([(600, 1), (0, 300)])
-    blocks = [page for chunk in plan.chunks for page in chunk.sequence.blocks]
-    assert sorted(blocks) == list(range(pages)) == list(range(5))
+    chunks = [(600, 1), (0, 300)]
+    blocks = [page for chunk in plan_of(chunks).chunks for page in chunk.sequence.blocks]
+    assert pages_of(chunks) == [3, 2]
+    assert sorted(blocks) == list(range(5))
     assert blocks != sorted(blocks)

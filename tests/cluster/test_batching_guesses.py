@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from cluster.messages import FinishReason
+import pytest
+
+from cluster.errors import LedgerBroken
+from cluster.messages import FinishReason, TokenLogprob
+from cluster.steps import StepPlan, StepResult
 from tests.cluster.paged_memory import assignment, next_token
 from tests.cluster.toy_shard import MakeShard, ToyShard, expected, prompt_of
 
 LONG = 16
+LOOP = (7, 8, 9, 7, 8, 9, 7)
 SEEDS = 60
 
 
@@ -28,15 +33,64 @@ def test_output_is_the_same_and_comes_in_fewer_steps(make_shard: MakeShard) -> N
     assert stats.tokens_sampled == SEEDS * LONG
 
 
+def sampled(*tokens: int) -> StepResult:
+    return StepResult((tuple(TokenLogprob(token, 0.0) for token in tokens),))
+
+
+def guessed_plan(shard: ToyShard, stop: tuple[int, ...] = ()) -> StepPlan:
+    """Of the one stream: it said 7, 8, 9 again and again, so 7 is guessed."""
+    shard.batcher.admit(assignment("a", LOOP, max_tokens=LONG, stop=stop))
+    shard.batcher.settle(shard.plan(), sampled(8))
+    shard.batcher.settle(shard.plan(), sampled(9))
+    plan = shard.plan()
+    assert plan.chunks[0].guesses == (7,)
+    return plan
+
+
 def test_what_comes_behind_a_stop_token_is_dropped(make_shard: MakeShard) -> None:
-    for seed in range(20):
-        prompt = prompt_of(6, seed)
-        whole, _ = expected(prompt, max_tokens=LONG)
-        stop = whole[LONG // 2]
+    shard = guessing(make_shard)
+    (delta,) = shard.batcher.settle(guessed_plan(shard, stop=(7,)), sampled(7, 3))
+    assert (delta.tokens, delta.finish) == ((7,), FinishReason.STOP)
+    assert not shard.batcher.has_work
+
+
+def test_a_right_guess_brings_the_token_after_it_and_a_wrong_one_nothing(
+    make_shard: MakeShard,
+) -> None:
+    for given, kept in (((7, 3), (7, 3)), ((4, 3), (4,))):
         shard = guessing(make_shard)
-        shard.batcher.admit(assignment("a", prompt, max_tokens=LONG, stop=(stop,)))
-        shard.finish()
-        assert shard.output("a") == (whole[: whole.index(stop) + 1], FinishReason.STOP)
+        (delta,) = shard.batcher.settle(guessed_plan(shard), sampled(*given))
+        assert delta.tokens == kept
+
+
+@pytest.mark.parametrize("given", [(), (7,), (7, 3, 5)])
+def test_a_result_of_another_width_is_refused(
+    make_shard: MakeShard, given: tuple[int, ...]
+) -> None:
+    shard = guessing(make_shard)
+    plan = guessed_plan(shard)
+    with pytest.raises(LedgerBroken):
+        shard.batcher.settle(plan, sampled(*given))
+
+
+def test_no_guess_goes_beyond_the_context(make_shard: MakeShard) -> None:
+    shard = guessing(make_shard, context=len(LOOP) + 3)
+    shard.batcher.admit(assignment("a", LOOP, max_tokens=LONG))
+    shard.batcher.settle(shard.plan(), sampled(8))
+    shard.batcher.settle(shard.plan(), sampled(9))
+    assert shard.plan().chunks[0].guesses == ()
+
+
+def test_prompts_have_all_that_decodes_leave_before_anything_is_guessed(
+    make_shard: MakeShard,
+) -> None:
+    shard = guessing(make_shard, budget=8)
+    shard.batcher.admit(assignment("a", LOOP, max_tokens=LONG))
+    shard.batcher.settle(shard.plan(), sampled(8))
+    shard.batcher.settle(shard.plan(), sampled(9))
+    shard.batcher.admit(assignment("b", prompt_of(20), max_tokens=1))
+    decode, prompt = shard.plan().chunks
+    assert (decode.guesses, prompt.count) == ((), 7)
 
 
 def test_no_guess_goes_beyond_the_tokens_that_are_wanted(make_shard: MakeShard) -> None:

@@ -36,32 +36,32 @@ class StreamMark:
         return float(end.at_ms - self.at_ms)
 
 
-def test_a_step_is_counted_once_the_device_is_through_it() -> None:
+def test_a_pass_is_counted_once_the_device_is_through_it() -> None:
     stream = Stream()
     clock = DeviceClock(stream.mark)
-    with clock.step():
+    with clock.forward_pass():
         stream.end_ms += 20
     assert clock.seconds == 0
     stream.done_ms = 20
     assert clock.seconds == 0.02
 
 
-def test_steps_add_up_and_what_lies_between_them_does_not_count() -> None:
+def test_passes_add_up_and_what_lies_between_them_does_not_count() -> None:
     stream = Stream()
     clock = DeviceClock(stream.mark)
     for took in (20, 30):
-        with clock.step():
+        with clock.forward_pass():
             stream.end_ms += took
         stream.end_ms += 1000
     stream.done_ms = stream.end_ms
     assert clock.seconds == 0.05
 
 
-def test_a_step_that_goes_on_is_not_in_the_way_of_those_before() -> None:
+def test_a_pass_that_goes_on_is_not_in_the_way_of_those_before() -> None:
     stream = Stream()
     clock = DeviceClock(stream.mark)
     for took in (20, 30):
-        with clock.step():
+        with clock.forward_pass():
             stream.end_ms += took
     stream.done_ms = 49
     assert clock.seconds == 0.02
@@ -69,6 +69,6 @@ def test_a_step_that_goes_on_is_not_in_the_way_of_those_before() -> None:
 
 def test_a_cpu_measures_nothing() -> None:
     clock = clock_of(torch.device("cpu"))
-    with clock.step():
+    with clock.forward_pass():
         torch.ones(10).sum()
     assert clock.seconds == 0

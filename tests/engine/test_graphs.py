@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -24,14 +25,14 @@ from actors.engine.graphs import FixedStep, FixedSteps, Run, bucket_of, bucket_s
 from actors.engine.kv_cache import InPlace, KVCache
 from actors.engine.runner import ModelRunner, PagedModel
 from actors.engine.varlen import PAGE_MULTIPLE
+from benchmarks.gpu.flash_on_cpu import flash_on_cpu
 from cluster.batching_config import BatchingConfig
 from cluster.config import CacheConfig, ModelConfig
 from cluster.errors import UnsupportedModel
 from cluster.messages import Sampling
 from cluster.steps import Chunk, Sequence, StepPlan
 from tests.engine.driving import random_prompt, request, run, tokens_of
-from tests.engine.families import MAX_LEN, VOCAB, make
-from tests.engine.flash_on_cpu import flash_on_cpu
+from tests.engine.families import MAX_LEN, make
 
 CPU = torch.device("cpu")
 PAGES = 6
@@ -189,25 +190,44 @@ def test_a_prompt_is_no_fixed_step_but_where_rows_are_computed_by_themselves(
         assert rows == [computed]
 
 
-def engine_of(family: str, *, deterministic: bool = False) -> Engine:
+def engine_of(
+    family: str, *, deterministic: bool = False, compile: Literal["auto", "off"] = "auto"
+) -> Engine:
     return build_engine(
         make(family).to(torch.bfloat16),
         ModelConfig(
             deterministic=deterministic,
+            compile=compile,
             max_model_len=MAX_LEN,
             cache=CacheConfig(block_size=PAGE_MULTIPLE, num_blocks=20, prefix_caching=False),
-            batching=BatchingConfig(max_num_seqs=6),
+            batching=BatchingConfig(max_num_seqs=6, prompt_lookup_tokens=0),
         ),
     )
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gpt2", "qwen3"])
-def test_a_model_is_served_by_fixed_steps(family: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_fixed_steps_sample_the_tokens_that_steps_as_they_come_do(
+    family: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By as many rows in either, so that products round alike."""
     with caplog.at_level(logging.WARNING):
-        engine = engine_of(family)
-    output = run(engine, [request("r", random_prompt(random.Random(1), 9))])
+        fixed = engine_of(family)
     assert not caplog.records
-    assert all(0 <= token < VOCAB for token in tokens_of(output, "r"))
+    computed, compute = [], FixedStep.__call__
+
+    def noted(step: FixedStep, batch: StepBatch, kept: Tensor) -> Tensor:
+        computed.append(len(kept))
+        return compute(step, batch, kept)
+
+    monkeypatch.setattr(FixedStep, "__call__", noted)
+    source = random.Random(1)
+    asked = [request(f"r{i}", random_prompt(source, 9)) for i in range(2)]
+    ours = run(fixed, asked)
+    assert computed == [2] * 11  # the first of 12 tokens comes of the prompts' step
+    theirs = run(engine_of(family, compile="off"), asked)
+    assert len(computed) == 11
+    for one in asked:
+        assert tokens_of(ours, one.request_id) == tokens_of(theirs, one.request_id)
 
 
 def test_a_deterministic_model_repeats_alone_and_in_a_crowd() -> None:

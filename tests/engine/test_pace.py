@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from actors.engine.pace import TRY_EVERY, ThreadPace
+from actors.engine.pace import MANY, MOST_PAUSE, TRY_AFTER, ThreadPace
 
 ROWS = 16
 
@@ -28,7 +28,7 @@ def drive(
 @pytest.mark.parametrize("best", [1, 2, 4, 8])
 def test_the_fastest_number_is_used_nearly_always(best: int) -> None:
     used = drive(ThreadPace(), 1000, lambda threads: 0.02 + 0.01 * abs(threads - best))
-    assert used[best] >= 1000 * (1 - 1 / TRY_EVERY) - 8
+    assert used[best] >= 1000 * (1 - 1 / TRY_AFTER) - 3 * TRY_AFTER
 
 
 def test_what_is_tried_is_never_far_from_the_best() -> None:
@@ -45,7 +45,7 @@ def test_a_first_step_that_is_cold_does_not_count() -> None:
 def test_what_becomes_fastest_later_is_found() -> None:
     pace = ThreadPace()
     drive(pace, 500, lambda threads: 0.03 / threads)
-    drive(pace, 20 * TRY_EVERY, lambda threads: 0.03 * threads)
+    drive(pace, 20 * MOST_PAUSE, lambda threads: 0.03 * threads)
     used = drive(pace, 500, lambda threads: 0.03 * threads)
     assert used[1] > 450
 
@@ -60,12 +60,24 @@ def test_one_step_that_was_put_aside_changes_nothing() -> None:
 
 def test_sizes_are_learned_apart() -> None:
     pace = ThreadPace()
-    for _ in range(100):
-        for rows, best in ((1, 1), (512, 8)):
+    for _ in range(300):
+        for rows, best in ((1, 1), (64, 8)):
             threads = pace.threads(rows, 8)
             pace.note(rows, threads, 0.02 + 0.01 * abs(threads - best))
     assert pace.threads(1, 8) == 1
-    assert pace.threads(512, 8) == 8
+    assert pace.threads(64, 8) == 8
+
+
+def test_fewer_threads_have_to_be_much_faster() -> None:
+    used = drive(ThreadPace(), 1000, lambda threads: 0.9 if threads < 8 else 1.0)
+    assert used[8] > 980
+
+
+def test_many_rows_are_computed_by_all_threads() -> None:
+    pace = ThreadPace()
+    for _ in range(100):
+        assert pace.threads(MANY, 8) == 8
+        pace.note(MANY, 8, 1.0)
 
 
 def test_a_share_that_shrinks_is_obeyed_at_once_and_one_that_grows_is_tried() -> None:

@@ -44,8 +44,12 @@ def some_logits(rows: int = 1, seed: int = 0, spread: float = 2.0) -> Tensor:
     return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * spread
 
 
+def next_tokens(logits: Tensor, *sequences: Sequence) -> tuple[TokenLogprob, ...]:
+    return Sampler().sample(logits, sequences, [sequence.output_len for sequence in sequences])
+
+
 def sample(logits: Tensor, *sequences: Sequence) -> list[int]:
-    return [one.token for one in Sampler().sample(logits, sequences)]
+    return [one.token for one in next_tokens(logits, *sequences)]
 
 
 def draw_often(logits: Tensor, sampling: Sampling) -> Counter[int]:
@@ -188,7 +192,7 @@ def test_one_row_s_wishes_do_not_touch_another_s() -> None:
 def test_logprobs_are_of_the_raw_distribution() -> None:
     logits = some_logits()
     sampling = Sampling(temperature=0.0, logit_bias=((17, 100.0),), logprobs=3)
-    (got,) = Sampler().sample(logits, [sequence_of(sampling)])
+    (got,) = next_tokens(logits, sequence_of(sampling))
     raw = logits.log_softmax(-1)[0]
     best = raw.topk(3)
     assert got.token == 17
@@ -199,7 +203,7 @@ def test_logprobs_are_of_the_raw_distribution() -> None:
 
 def test_rows_get_as_many_alternatives_as_they_ask_for() -> None:
     asked = [sequence_of(Sampling(temperature=0.0, logprobs=n)) for n in (None, 0, 2, 5)]
-    got = Sampler().sample(some_logits(4), asked)
+    got = next_tokens(some_logits(4), *asked)
     assert [len(one.top) for one in got] == [0, 0, 2, 5]
     assert got[0] == TokenLogprob(got[0].token, 0.0)
     assert all(one.logprob < 0 for one in got[1:])

@@ -9,9 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
-import actors.engine.attention  # noqa: F401  # brings the operator
 from actors.engine.batch import build_batch
 from actors.engine.kv_cache import InPlace, KVCache, LayerShape
 from actors.engine.varlen import (
@@ -25,9 +23,8 @@ from actors.engine.varlen import (
     usable,
     usable_on,
 )
-from cluster.steps import Chunk, Sequence, StepPlan
-from tests.engine.driving import request
-from tests.engine.flash_on_cpu import flash_on_cpu
+from benchmarks.gpu.attended import attended, full_cache, plan_of
+from benchmarks.gpu.flash_on_cpu import flash_on_cpu
 
 CPU = torch.device("cpu")
 HOPPER, TURING = (9, 0), (7, 5)
@@ -94,43 +91,7 @@ def test_what_was_packed_is_unpacked(sizes: list[tuple[int, int]], width: int) -
 
 
 def cache_of(heads: int, dtype: torch.dtype, in_place: InPlace) -> KVCache:
-    """All pages full of numbers, the same for every dtype as far as it can hold them."""
-    shape = {0: LayerShape(heads, DIM, DIM)}
-    cache = KVCache(shape, PAGES, PAGE_MULTIPLE, dtype, CPU, in_place)
-    slots = torch.arange(PAGES * PAGE_MULTIPLE)
-    kept = drawn(len(slots), 2 * heads, DIM).to(dtype)
-    cache.write(0, slots, *torch.split(kept, heads, dim=1))
-    return cache
-
-
-def drawn(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(3)).bfloat16()
-
-
-def plan_of(chunks: list[tuple[int, int]]) -> StepPlan:
-    """Of each chunk: tokens before it, and its own. The last page of the pool is taken first."""
-    free = list(range(PAGES))
-    planned = []
-    for start, count in chunks:
-        blocks = [free.pop() for _ in range(-(-(start + count) // PAGE_MULTIPLE))]
-        tokens = [0] * (start + count)
-        sequence = Sequence(request("r", tokens), 0, tokens, blocks=blocks)
-        planned.append(Chunk(sequence, start, count, False))
-    return StepPlan(tuple(planned))
-
-
-def attended(
-    cache: KVCache, chunks: list[tuple[int, int]], heads: int, window: int | None
-) -> Tensor:
-    kept = cache.shape(0).kv_heads
-    batch = build_batch(plan_of(chunks), cache)
-    rows = sum(count for _, count in chunks)
-    query, own = drawn(1, heads, rows, DIM), drawn(1, 2 * kept, rows, DIM)
-    key, value = torch.split(own.to(cache.dtype), kept, dim=1)
-    out: Tensor = torch.ops.shoal.attend(
-        query.to(cache.dtype), key, value, batch.number, 0, 0.25, window, None
-    )
-    return out.float()
+    return full_cache(LayerShape(heads, DIM, DIM), PAGES, dtype, CPU, in_place)
 
 
 chunk_sizes = st.lists(
@@ -168,10 +129,11 @@ def test_decodes_and_longer_chunks_are_parts_of_their_own() -> None:
 
 def test_each_row_by_itself_sees_the_keys_up_to_its_own() -> None:
     cache = cache_of(2, torch.bfloat16, InPlace.RAGGED_ROWS)
-    paths = build_batch(plan_of([(5, 3)]), cache).paths
+    plan = plan_of([(5, 3)])
+    paths = build_batch(plan, cache).paths
     (rows,) = by_row(cache, paths.tables, paths.first_page, paths.positions)
     assert rows.lengths.tolist() == [6, 7, 8]
-    assert rows.table.tolist() == [[PAGES - 1]] * 3
+    assert rows.table.tolist() == [plan.chunks[0].sequence.blocks] * 3
 
 
 DECODES = [(300, 1), (9, 1)]
