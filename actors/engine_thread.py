@@ -90,6 +90,11 @@ class EngineThread:
         """Who is in the step under way; asked from outside, true only of a step that never ends."""
         return self._engine.computing() if self._engine is not None else ()
 
+    def remove_files(self) -> None:
+        """Those of pages, if any; called by another thread, as this one may be stuck."""
+        if self._engine is not None:
+            self._engine.remove_files()
+
     def admit(self, assignment: Assignment) -> None:
         self._post(partial(_admit, assignment))
 
@@ -144,7 +149,8 @@ class EngineThread:
         with self._changed:
             self._busy = False
             while not (self._inbox or self._snapshot_wanted or engine.has_work):
-                self._changed.wait()
+                if not self._changed.wait(engine.rest_s):
+                    break
             self._busy = True
             orders, self._inbox = self._inbox, []
             wanted, self._snapshot_wanted = self._snapshot_wanted, False

@@ -23,7 +23,7 @@ class LastWords:
     """
 
     def __init__(
-        self, name: str, doors: Doors, moment_s: float, dismiss: Callable[[], None]
+        self, name: str, doors: Doors, moment_s: float, dismiss: Callable[[], object]
     ) -> None:
         self._name = name
         self._doors = doors

@@ -47,7 +47,7 @@ class KVShard:
         self._loop = asyncio.get_running_loop()
         self._doors = Doors(spec.timing.door_timeout_s, spec.timing.max_backlog)
         self._last_words = LastWords(
-            spec.ref.shard, self._doors, spec.timing.last_words_s, self._followers.dismiss
+            spec.ref.shard, self._doors, spec.timing.last_words_s, self._dismiss
         )
         self._engine = EngineThread(
             lambda: build_engine(spec, self._threads.count, self._followers.meeting),
@@ -180,7 +180,7 @@ class KVShard:
             await self._departure.break_off(self._books, self._engine.computing())
         else:
             await self._departure.leave(self._books, limit_s, hand_over_s)
-        self._followers.dismiss()
+        await self._dismiss()
 
     async def use_threads(self, count: int) -> None:
         """Compute with `count` threads a rank, or as many as find CPUs, from the next step on."""
@@ -208,6 +208,11 @@ class KVShard:
         self._doors.verify()
         self._intake.verify(self._doors.requests())
         await asyncio.wrap_future(self._engine.ask(lambda engine: engine.verify()))
+
+    def _dismiss(self) -> asyncio.Future[None]:
+        """End what must not outlive the shard: its followers, and its files, with time."""
+        self._followers.dismiss()
+        return self._loop.run_in_executor(None, self._engine.remove_files)
 
     def _refusal(self, assignment: Assignment) -> tuple[str, str] | None:
         if assignment.lease.shard.incarnation != self._spec.ref.incarnation:

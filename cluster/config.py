@@ -205,7 +205,11 @@ class GatewayConfig(Frozen):
     max_body_bytes: int = Field(
         2 * 2**20, ge=1024, description="Parsing so much holds the door for 0.2 s at worst."
     )
-    body_timeout_s: float = Field(30.0, gt=0, description="A body not whole by then is refused.")
+    body_timeout_s: float = Field(
+        30.0,
+        gt=0,
+        description="A body not whole by then is refused; behind HAProxy, one of 16 KiB or more.",
+    )
     keep_alive_s: float = Field(
         15.0, ge=0, description="A stream without news for so long sends a comment; 0: never."
     )

@@ -107,6 +107,7 @@ class Drafter:
         copy = self._tables.extend(tracked, count)
         if copy is not None:
             draft.copies.append(copy)
+        self._tell_hits(tracked)
         draft.take(tracked, count)
 
     def _load(self, draft: Draft, tracked: Tracked) -> None:
@@ -148,7 +149,6 @@ class Drafter:
             if not self._roster.start(tracked, self._reserve):
                 draft.gate.close()
                 return
-            self._tell_hits(tracked)
             self._add(draft, tracked)
 
     def _next_in_line(self, draft: Draft, before: Place) -> Tracked | None:
@@ -183,4 +183,4 @@ class Drafter:
 
     def _tell_hits(self, tracked: Tracked) -> None:
         if tracked.family.cached_tokens is None:
-            tracked.family.cached_tokens = self._tables.due(tracked)
+            tracked.family.cached_tokens = tracked.sequence.computed

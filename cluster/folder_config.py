@@ -13,5 +13,7 @@ class FolderConfig(Frozen):
     path: str = Field(min_length=1, description="On each node that has shards of the model.")
     gib: float = Field(gt=0, description="What the files of one shard may take, GiB.")
     int8: bool = Field(
-        False, description="Keep keys and values in eight bits: who comes back may go on otherwise."
+        False,
+        description="Keep keys and values in eight bits: whoever reuses such a page, in a prompt or"
+        " after a pause, is computed on rounded ones.",
     )

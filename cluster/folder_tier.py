@@ -40,10 +40,12 @@ class PageRead:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What became of a PageWrite: a file of `size` bytes, or, with None, nothing."""
+    """What became of a PageWrite: a file of `size` bytes, or, with None, nothing; `full` where that
+    is for want of room on the disk."""
 
     content: PageHash
     size: int | None
+    full: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +148,8 @@ class FolderTier:
     def settle(self, done: FileDone) -> None:
         """Enter what became of an order.
 
-        Where a file could not be written, its room is taken to be missing on the disk. What could
-        not be read is forgotten. Raises LedgerBroken for what was not ordered.
+        Where the disk was full, what is not used yet is taken to be missing on it. What could not
+        be read is forgotten. Raises LedgerBroken for what was not ordered.
         """
         if isinstance(done, Written):
             self._settle_write(done)
@@ -182,7 +184,8 @@ class FolderTier:
             raise LedgerBroken(f"page {done.content.hex()} was written without order")
         if done.size is None:
             self._failed += 1
-            self._room = self._used + self._most * len(self._writing)
+            if done.full:
+                self._room = self._used + self._most * len(self._writing)
         else:
             self._written += 1
             self._files[done.content] = _File(number, done.size)

@@ -76,6 +76,16 @@ class Engine:
     def has_work(self) -> bool:
         return self._batcher.has_work
 
+    @property
+    def rest_s(self) -> float | None:
+        """How long to rest without work before a step, which enters what became of files."""
+        return REST_S if self._folder is not None and self._folder.busy else None
+
+    def remove_files(self) -> None:
+        """At its end, and for any thread: the step under way may hang."""
+        if self._folder is not None:
+            self._folder.close()
+
     def admit(self, assignment: Assignment) -> None:
         """Take a request in.
 
@@ -203,12 +213,8 @@ def load_engine(
     """
     loaded = _load(folder, model, device, gang)
     engine = build_engine(loaded, model, gang)
-    if (
-        programs is not None
-        and gang is None
-        and model.compile == "auto"
-        and not model.deterministic
-    ):
+    may_compile = model.compile == "auto" and not model.deterministic
+    if programs is not None and gang is None and may_compile:
         engine.wish = program_wish(folder, loaded, programs)
     if engine.wish is not None and engine.wish.path.exists():
         program = engine.wish.fulfil()

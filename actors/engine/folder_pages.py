@@ -7,6 +7,7 @@ that is not there, and will be computed.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -22,7 +23,7 @@ import torch
 
 from actors.engine.fitting import Fitted
 from actors.engine.host_pages import HostPages
-from actors.engine.page_files import GIB, OwnFolder
+from actors.engine.page_files import OwnFolder
 from cluster.blocks import BlockPool
 from cluster.config import ModelConfig
 from cluster.errors import ConfigError
@@ -32,6 +33,11 @@ from cluster.folder_tier import FileDone, FileOrder, FolderTier, PageRead, PageW
 if TYPE_CHECKING:
     from actors.engine.page_codec import Bytes, PageCodec
 
+GIB = 2**30
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""What a write fails with where the disk has no more for it."""
+
 WRITERS_NICE = 10
 """How far the writing thread stands back: the page that it writes is of use later, if ever."""
 
@@ -39,7 +45,8 @@ logger = logging.getLogger(__name__)
 
 
 def open_folder(model: ModelConfig, fitted: Fitted, host: HostPages) -> FolderPages | None:
-    """That of a model which has one. Raises ConfigError, naming the field, where it cannot be."""
+    """That of a model which has one; None where the disk fails now, since a shard without files is
+    better than no shard. Raises ConfigError, naming the field, where it can never be."""
     config = model.cache.folder
     if config is None:
         return None
@@ -63,30 +70,49 @@ def open_folder(model: ModelConfig, fitted: Fitted, host: HostPages) -> FolderPa
             f"{error}: install Shoal with its extra, folder", "cache.folder"
         ) from error
     codec = PageCodec(fitted.layers, fitted.cache.block_size, dtype, config.int8)
-    return FolderPages(config, codec, host)
+    try:
+        return FolderPages(config, codec, host)
+    except OSError as error:
+        logger.warning("serving without files in %s: %s", config.path, error)
+        return None
 
 
 class FolderPages:
     """The files of one shard, and the threads that know them. Owned by the thread of the engine.
 
-    With this object go the files; the threads end once they have done what was begun.
+    With `close`, or with this object, go the files; the threads end once they have done what was
+    begun.
     """
 
     def __init__(self, config: FolderConfig, codec: PageCodec, host: HostPages) -> None:
-        """Raises ConfigError where there is no such folder, or no room in it."""
+        """Less room than asked for has to do. Raises ConfigError where one page may not fit what is
+        asked for, and what OwnFolder raises."""
         room = int(config.gib * GIB)
         if room < codec.most:
             raise ConfigError(
                 f"{config.gib:g} GiB may not hold one page of {codec.most} bytes",
                 "cache.folder.gib",
             )
-        self._room = room
+        self._folder = OwnFolder(Path(config.path).expanduser())
+        if self._folder.free < room:
+            free = f"{self._folder.free / GIB:.3g} GiB of {config.gib:g}"
+            logger.warning("%s has room for %s: files take no more", config.path, free)
+        self._room = min(room, self._folder.free)
         self._most = codec.most
         self._host = host
-        self._folder = OwnFolder(Path(config.path).expanduser(), config.gib)
+        self._under_way = 0
         self._clerk = _Clerk(self._folder.path, codec)
         self._reader = ThreadPoolExecutor(1, "page-reader")
         self._writer = ThreadPoolExecutor(1, "page-writer", initializer=_stand_back)
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is under way, or done and not told."""
+        return self._under_way > 0
+
+    def close(self) -> None:
+        """Remove all files; for any thread. What is ordered afterwards fails, as on a bad disk."""
+        self._folder.close()
 
     def ledger(self) -> FolderTier:
         """For a folder that is empty yet."""
@@ -101,9 +127,11 @@ class FolderPages:
             for order in orders:
                 self._start(order, ready)
         for done in self._finished(wait_s):
+            self._under_way -= 1
             pool.settle(done)
 
     def _start(self, order: FileOrder, ready: Callable[[], None]) -> None:
+        self._under_way += 1
         slot = self._host.memory(order.slot)
         if isinstance(order, PageRead):
             self._reader.submit(self._clerk.read, order, slot, ready)
@@ -125,20 +153,22 @@ class _Clerk:
         self.done: SimpleQueue[FileDone] = SimpleQueue()
         self._path = path
         self._codec = codec
+        self._told: set[str] = set()
 
     def write(self, order: PageWrite, slot: Bytes, ready: Callable[[], None]) -> None:
         """Remove, then write. Whatever goes wrong, the page is just not kept."""
-        size, file = None, self._file(order.file)
+        size, full, file = None, False, self._file(order.file)
+        for number in order.dropped:
+            self._remove(self._file(number))
         try:
-            for number in order.dropped:
-                self._file(number).unlink(missing_ok=True)
             ready()
             data = self._codec.encode(order.content, slot)
             file.write_bytes(data)
             size = len(data)
         except Exception as error:  # noqa: BLE001 - the books wait for an answer to each order
+            full = isinstance(error, OSError) and error.errno in FULL
             self._give_up(file, error)
-        self.done.put(Written(order.content, size))
+        self.done.put(Written(order.content, size, full))
 
     def read(self, order: PageRead, slot: Bytes, ready: Callable[[], None]) -> None:
         """Fill the slot. Whatever goes wrong, the page is computed instead."""
@@ -155,9 +185,22 @@ class _Clerk:
         return self._path / str(number)
 
     def _give_up(self, file: Path, error: Exception) -> None:
-        logger.warning("there is no page in %s: %s", file, error)
-        with suppress(OSError):
+        self._warn(file, "there is no page", error)
+        self._remove(file)
+
+    def _remove(self, file: Path) -> None:
+        """One that cannot be removed lies there until the folder goes."""
+        try:
             file.unlink(missing_ok=True)
+        except OSError as error:
+            self._warn(file, "it stays", error)
+
+    def _warn(self, file: Path, what: str, error: Exception) -> None:
+        """Once for each cause: a disk that fails does so at every page."""
+        cause = f"{what}: {getattr(error, 'strerror', None) or error}"
+        if cause not in self._told:
+            self._told.add(cause)
+            logger.warning("%s: %s; not told again", file, cause)
 
 
 def _stand_back() -> None:

@@ -1,12 +1,14 @@
-"""A folder of its own for one shard's page files: made for it, gone with it, swept if it is killed.
+"""A folder of its own for one shard's page files: made for it, closed where the shard leaves.
 
 Whoever has a folder holds a lock in it, which the system lets go of when the process dies, however
-it dies. So the next shard that comes can tell whose folders are left over, and removes them.
+it dies. So the next shard that comes to the same place can tell whose folders are left over by
+shards that were killed, and removes them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import shutil
 import tempfile
 import weakref
@@ -19,35 +21,44 @@ from cluster.errors import ConfigError
 PREFIX = "shoal-pages-"
 OWNER = "owner.lock"
 
-GIB = 2**30
+HOPELESS = frozenset(
+    {
+        errno.EACCES,
+        errno.EEXIST,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.EPERM,
+        errno.EROFS,
+    }
+)
+"""What is wrong with a path, and not with the disk at this moment."""
 
 
 class OwnFolder:
-    """An empty folder within `parent`, whose name nobody else has, as long as this object lives.
+    """An empty folder within `parent`, whose name nobody else has, until it is closed or this
+    object is gone. There were `free` bytes for it.
 
-    Raises ConfigError where `parent` cannot be written to, or has less than `gib` free.
+    Raises ConfigError where `parent` can never be written to, OSError where it cannot be now.
     """
 
-    def __init__(self, parent: Path, gib: float) -> None:
+    def __init__(self, parent: Path) -> None:
         try:
             parent.mkdir(parents=True, exist_ok=True)
             with FileLock(parent / f"{PREFIX}sweeping.lock"):
                 _sweep(parent)
+                self.free = shutil.disk_usage(parent).free
                 self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
                 lock = FileLock(self.path / OWNER, thread_local=False)
                 lock.acquire()
         except OSError as error:
+            if error.errno not in HOPELESS:
+                raise
             raise ConfigError(
                 f"{parent} cannot be written to: {error}", "cache.folder.path"
             ) from error
         self.close = weakref.finalize(self, _remove, self.path, lock)
-        free = shutil.disk_usage(parent).free
-        if free < gib * GIB:
-            self.close()
-            raise ConfigError(
-                f"{gib:g} GiB are asked for, {free / GIB:.3g} GiB are free in {parent}",
-                "cache.folder.gib",
-            )
 
 
 def _sweep(parent: Path) -> None:

@@ -11,7 +11,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -36,10 +36,10 @@ BALLAST = bytes(4096)
 
 @dataclass(frozen=True)
 class Process:
-    """And the actor that it is, if it is one."""
+    """And the actor that it is, if it is one. Two of one id are the same."""
 
     pid: int
-    actor: Any = None
+    actor: Any = field(default=None, compare=False)
 
 
 Victim = Process | Path | Machine
@@ -98,8 +98,9 @@ async def starve(victim: Process, chance: Random) -> None:
 async def fill(disk: Path, chance: Random) -> None:
     """Nothing more can be written where Ray and all its processes write, for up to twice as long
     as silence is borne."""
-    with tempfile.TemporaryFile(dir=disk, buffering=0) as ballast:
-        with contextlib.suppress(OSError):  # the disk is full
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):  # the disk is full, or was before
+            ballast = held.enter_context(tempfile.TemporaryFile(dir=disk, buffering=0))
             while True:
                 ballast.write(BALLAST)
         await asyncio.sleep(TIMEOUT_S * chance.uniform(0.5, 2.0))
@@ -157,8 +158,16 @@ def possible(site: Site, names: Collection[str] = ()) -> list[Fault]:
     return [one for one in FAULTS if one.part in site.parts and (one.name in names or not names)]
 
 
-async def find(site: Site, part: str, chance: Random) -> Victim | None:
-    """Any living one of that part; None where none can be struck at this moment."""
+async def find(
+    site: Site, part: str, chance: Random, struck: Collection[Victim] = ()
+) -> Victim | None:
+    """Any living one of that part; None where none can be struck at this moment. Who is `struck`
+    is not struck again, or each would put back what it found, which is the other's doing."""
+    found = await _find(site, part, chance)
+    return None if found in struck else found
+
+
+async def _find(site: Site, part: str, chance: Random) -> Victim | None:
     if part == "disk":
         return site.disk
     if part == "machine":

@@ -46,12 +46,19 @@ class Chaos:
     """One run over a running application."""
 
     def __init__(
-        self, site: Site, seed: int, limit_s: float = 600.0, only: Collection[str] = ()
+        self,
+        site: Site,
+        seed: int,
+        limit_s: float = 600.0,
+        only: Collection[str] = (),
+        together: bool = False,
     ) -> None:
         """After `limit_s` no further request begins. `only`: what the faults are called that may
-        come about, by default all that can."""
+        come about, by default all that can. `together`: they are not drawn, all strike at once."""
         self._site = site
         self._faults = possible(site, only)
+        self._together = together
+        self._struck: set[Victim] = set()
         self._application = site.application
         self._shards = site.shards
         self._chance = Random(seed)
@@ -62,14 +69,14 @@ class Chaos:
         self.report = Report()
 
     async def run(self, wanted: list[Ask], requests: int, kills: int, at_once: int) -> Report:
-        """Ask for `wanted` in turn, `requests` times, with `kills` deaths spread over them."""
+        """Ask for `wanted` in turn, `requests` times, with `kills` deaths spread over them; or,
+        where faults come together, with so many times all of them."""
         async with self._application.http() as http:
             http.timeout = httpx.Timeout(PATIENCE_S)
             due = await self._undisturbed(http, wanted)
             numbers = iter(range(requests))
             workers = [self._work(http, wanted, due, numbers) for _ in range(at_once)]
-            drawn = draw(kills, self._faults, self._chance)
-            faults = asyncio.create_task(self._strike_all(http, drawn, requests))
+            faults = asyncio.create_task(self._strike_all(http, self._rounds(kills), requests))
             await asyncio.gather(*workers)
             faults.cancel()
             await asyncio.gather(faults, return_exceptions=True)
@@ -120,25 +127,32 @@ class Chaos:
             if again.status_code == httpx.codes.OK:
                 self.report.moved.append(given)
 
+    def _rounds(self, kills: int) -> list[list[Fault]]:
+        if self._together:
+            return [self._faults] * kills
+        return [[fault] for fault in draw(kills, self._faults, self._chance)]
+
     async def _strike_all(
-        self, http: httpx.AsyncClient, faults: list[Fault], requests: int
+        self, http: httpx.AsyncClient, rounds: list[list[Fault]], requests: int
     ) -> None:
         """Each when its share of the requests is answered: while nothing goes on, nobody dies."""
-        for number, fault in enumerate(faults):
-            while self._done < requests * (number + 0.5) / len(faults):
+        for number, faults in enumerate(rounds):
+            while self._done < requests * (number + 0.5) / len(rounds):
                 self._progress.clear()
                 await self._progress.wait()
-            victim = await self._victim(fault)
-            self.report.blows.append(Blow(fault, time.monotonic()))
-            print(f"{self._done} answered: {fault.name}", file=sys.stderr, flush=True)
-            self._repairs.append(asyncio.create_task(self._strike(http, fault, victim)))
+            for fault in faults:
+                victim = await self._victim(fault)
+                self._struck.add(victim)
+                self.report.blows.append(Blow(fault, time.monotonic()))
+                print(f"{self._done} answered: {fault.name}", file=sys.stderr, flush=True)
+                self._repairs.append(asyncio.create_task(self._strike(http, fault, victim)))
 
     async def _victim(self, fault: Fault) -> Victim:
         """Wait for one that lives, since it may be away already."""
         found: list[Victim] = []
 
         async def exists() -> bool:
-            one = await find(self._site, fault.part, self._chance)
+            one = await find(self._site, fault.part, self._chance, self._struck)
             found.extend([one] if one is not None else [])
             return bool(found)
 
@@ -150,6 +164,7 @@ class Chaos:
         began = time.monotonic()
         with contextlib.suppress(psutil.NoSuchProcess):  # it ended by itself, or was ended
             await fault.strike(victim, self._chance)
+        self._struck.discard(victim)
         while not await self._is_whole(http):  # noqa: ASYNC110 - it is another process that is
             await asyncio.sleep(LOOK_S)
         self.report.recoveries_s.append(time.monotonic() - began)

@@ -18,6 +18,7 @@ from actors.creation import create_scheduler, create_shard, new_incarnation
 from actors.shard_spec import ShardSpec
 from cluster.config import ModelConfig
 from cluster.errors import ModelUnavailable, ShardLost
+from cluster.folder_config import FolderConfig
 from cluster.messages import (
     Assignment,
     DeltaBatch,
@@ -387,3 +388,21 @@ async def test_what_a_door_has_dropped_is_ended_and_what_it_misses_is_told(audit
     assert await mended(audited, "unwanted")
     await until(audited.is_empty)
     assert not await mended(audited, "unknown")  # while the door has not fetched all there is
+
+
+def folders(path: Path) -> list[Path]:
+    return list(path.glob("shoal-pages-*/"))
+
+
+async def test_a_shard_that_leaves_takes_its_files_with_it(
+    model: ModelConfig, scheduler: Any, tmp_path: Path
+) -> None:
+    pytest.importorskip("lz4")
+    kept = {"host_gib": 0.001, "folder": FolderConfig(path=str(tmp_path), gib=0.01)}
+    cache = model.cache.model_copy(update=kept)
+    shard = Shard(spec_of(model.model_copy(update={"cache": cache}), 5))
+    await shard.actor.load.remote()
+    assert len(folders(tmp_path)) == 1
+    await shard.actor.drain.remote()
+    assert folders(tmp_path) == []
+    ray.kill(shard.actor)

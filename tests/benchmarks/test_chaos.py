@@ -15,7 +15,17 @@ import psutil
 import pytest
 
 from actors.tasks import cancel_all
-from benchmarks.chaos.faults import FAULTS, Process, draw, fill, freeze, possible, starve, unplug
+from benchmarks.chaos.faults import (
+    FAULTS,
+    Process,
+    draw,
+    fill,
+    find,
+    freeze,
+    possible,
+    starve,
+    unplug,
+)
 from benchmarks.chaos.report import Blow, Report
 from benchmarks.chaos.site import DISK_MIB, Site, small_disk
 from benchmarks.mixture import Answer, Choice, verdict
@@ -91,6 +101,30 @@ async def test_a_full_disk_has_room_again_however_that_ends(tmp_path: Path) -> N
         await while_struck(full, lambda: psutil.disk_usage(str(tmp_path)).free == 0)
         assert psutil.disk_usage(str(tmp_path)).free == room
     assert psutil.disk_usage(str(tmp_path)).total > DISK_MIB * 2**20  # not that one any more
+
+
+async def test_a_disk_that_is_full_can_be_filled_again(tmp_path: Path) -> None:
+    with small_disk(tmp_path) as mounted:
+        if not mounted:
+            pytest.skip("needs to mount a disk")
+
+        def is_full() -> bool:
+            return bool(psutil.disk_usage(str(tmp_path)).free == 0)
+
+        async def twice() -> None:
+            async with asyncio.TaskGroup() as both:
+                for _ in range(2):
+                    both.create_task(fill(tmp_path, Random(0)))
+
+        await while_struck(twice(), is_full)
+        assert not is_full()
+
+
+async def test_who_is_struck_already_is_not_found_until_it_is_over(tmp_path: Path) -> None:
+    site = Site(Application("http://nowhere"), shards=1, disk=tmp_path)
+    assert await find(site, "disk", Random(0)) == tmp_path
+    assert await find(site, "disk", Random(0), {tmp_path}) is None
+    assert Process(1, "one") == Process(1, "another")
 
 
 async def test_an_unplugged_machine_is_reached_again_however_that_ends() -> None:

@@ -76,6 +76,20 @@ def test_what_comes_back_bit_by_bit_is_told_as_cached_and_counted_once(
     assert shard.batcher.stats().prefix_hit_tokens - before == 20
 
 
+def test_what_did_not_come_back_is_not_told_as_cached(make_shard: MakeShard) -> None:
+    """Older streams take the pages that it was to come back into."""
+    shard = shard_without(make_shard, loads=1)
+    for number in range(5):
+        shard.batcher.admit(assignment(f"stream{number}", (1, 2, number), 6))
+    shard.step()
+    shard.batcher.admit(assignment("again", LONG, 4))
+    computed = 0
+    while not any(delta.request_id == "again" for delta in shard.deltas):
+        computed += sum(count for name, _, count in shard.step() if name == "again")
+    told = shard.first_delta("again").cached_tokens
+    assert 0 < told == len(LONG) - computed < 20
+
+
 def test_who_is_cancelled_while_his_pages_come_back_leaves_the_books_in_order(
     make_shard: MakeShard,
 ) -> None:

@@ -130,8 +130,18 @@ def test_a_disk_that_is_full_gets_no_more_than_it_has() -> None:
     folder.write(A, 0)
     folder.settle(Written(A, 1))
     folder.write(B, 0)
-    folder.settle(Written(B, None))
+    folder.settle(Written(B, None, full=True))
     assert folder.write(C, 0) == (PageWrite(C, 0, file=2, dropped=(0,)), (A,))
+    folder.verify()
+
+
+def test_what_could_not_be_written_for_another_reason_takes_no_room_away() -> None:
+    folder = FolderTier(room=2, most=1)
+    folder.write(A, 0)
+    folder.settle(Written(A, 1))
+    folder.write(B, 0)
+    folder.settle(Written(B, None))
+    assert folder.write(C, 0) == (PageWrite(C, 0, file=2), ())
     folder.verify()
 
 

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import os
 import random
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Event
 
-import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("lz4")
 
 from actors.engine.engine import Engine
-from actors.engine.kv_cache import LayerShape
-from actors.engine.page_codec import Bytes, NotThePage, PageCodec
 from actors.engine.page_files import OWNER, PREFIX, OwnFolder
+from actors.engine_thread import EngineThread, Outcome
 from cluster.errors import ConfigError
 from cluster.folder_config import FolderConfig
 from cluster.messages import Request, TokenDelta
@@ -29,8 +32,6 @@ PAGE = 4
 GIB = 2**30
 PAGE_BYTES = 3072
 FEW_SLOTS = 28 * PAGE_BYTES / GIB
-LAYERS = {0: LayerShape(2, 4, 4), 1: LayerShape(1, 8, 4), 2: LayerShape(1, 8, 8)}
-NAME = b"sixteen bytes it"
 
 
 @pytest.fixture
@@ -88,11 +89,11 @@ def flip(file: Path) -> None:
     file.write_bytes(data)
 
 
-def page_of(dtype: torch.dtype, seed: int = 0) -> tuple[torch.Tensor, Bytes]:
-    """Numbers that a page might hold, and the page."""
-    elements = sum(PAGE * shape.elements for shape in LAYERS.values())
-    numbers = torch.randn(elements, generator=torch.Generator().manual_seed(seed)).to(dtype)
-    return numbers, numbers.view(torch.uint8).numpy()
+def break_disk(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def mkdtemp(**_: object) -> str:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(tempfile, "mkdtemp", mkdtemp)
 
 
 def test_prompts_that_left_host_memory_come_back_and_are_not_computed_again(
@@ -172,7 +173,6 @@ def test_eight_bits_are_refused_where_exactness_is_promised(
 @pytest.mark.parametrize(
     ("changed", "path", "words"),
     [
-        ({"gib": 1e9}, "cache.folder.gib", "GiB are free"),
         ({"gib": 1e-9}, "cache.folder.gib", "may not hold one page"),
         ({"path": "/dev/null/pages"}, "cache.folder.path", "cannot be written to"),
     ],
@@ -185,10 +185,65 @@ def test_a_folder_that_cannot_be_had_is_refused(
     assert caught.value.path == path
 
 
-def test_a_refused_folder_leaves_nothing_behind(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError):
-        OwnFolder(tmp_path, 1e9)
-    assert list(tmp_path.glob(f"{PREFIX}*/")) == []
+def test_a_disk_that_has_less_room_than_asked_for_is_used_as_far_as_it_goes(
+    folder: FolderConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = small_engine(folder.model_copy(update={"gib": 1e9}))
+    serve_twice(engine, folder)
+    assert engine.stats().folder_read >= 20
+    assert engine._folder is not None
+    assert engine._folder._room < 1e9 * GIB
+    assert "has room for" in caplog.text
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_a_disk_that_fails_when_a_shard_loads_costs_only_the_folder(
+    folder: FolderConfig,
+    number: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    break_disk(monkeypatch, number)
+    (one,) = crowd(1, output=3)
+    given = run(small_engine(folder), [one])
+    assert tokens_of(given, one.request_id) == greedy("llama", list(one.prompt), 3)
+    assert "serving without files" in caplog.text
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOTDIR])
+def test_a_path_that_can_never_work_is_refused(
+    folder: FolderConfig, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_disk(monkeypatch, number)
+    with pytest.raises(ConfigError, match="cannot be written to"):
+        small_engine(folder)
+
+
+def test_who_rests_enters_what_was_written_meanwhile(folder: FolderConfig) -> None:
+    """The files wait until the last prompt is answered, and no other comes."""
+    outcomes: SimpleQueue[Outcome] = SimpleQueue()
+    open_again, engines = Event(), []
+
+    def build() -> Engine:
+        engine = small_engine(folder)
+        assert engine._folder is not None
+        engine._folder._writer.submit(open_again.wait)
+        engines.append(engine)
+        return engine
+
+    thread = EngineThread(build, outcomes.put, lambda crash: pytest.fail(str(crash)))
+    thread.start()
+    wanted = crowd(12, output=3)
+    for one in wanted:
+        thread.admit(assignment(one))
+    ended: set[str] = set()
+    while len(ended) < len(wanted):
+        ended.update(outcomes.get(timeout=60).progress.ended)
+    open_again.set()
+    while not outcomes.get(timeout=60).stats.folder_written:
+        pass
+    thread.remove_files()
+    assert files(folder) == []
 
 
 def test_folders_of_the_dead_are_swept_and_those_of_the_living_are_not(tmp_path: Path) -> None:
@@ -196,63 +251,10 @@ def test_folders_of_the_dead_are_swept_and_those_of_the_living_are_not(tmp_path:
     left.mkdir()
     (left / OWNER).touch()
     (left / "0").write_bytes(b"old")
-    first, second = OwnFolder(tmp_path, 0), OwnFolder(tmp_path, 0)
+    first, second = OwnFolder(tmp_path), OwnFolder(tmp_path)
     assert set(tmp_path.glob(f"{PREFIX}*/")) == {first.path, second.path}
     second.close()
     assert list(tmp_path.glob(f"{PREFIX}*/")) == [first.path]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_page_comes_back_bit_by_bit(dtype: torch.dtype) -> None:
-    codec, (_, page) = PageCodec(LAYERS, PAGE, dtype), page_of(dtype)
-    file, back = codec.encode(NAME, page), np.zeros_like(page)
-    codec.decode(NAME, file, back)
-    assert (back == page).all()
-    assert len(file) <= codec.most
-
-
-def test_keys_of_tokens_that_resemble_each_other_take_less_room() -> None:
-    layers = {0: LayerShape(2, 64, 64)}
-    channel = torch.randn(1, 256, generator=torch.Generator().manual_seed(0))
-    numbers = (channel.expand(16, 256) * torch.linspace(1.0, 1.01, 16)[:, None]).bfloat16()
-    codec = PageCodec(layers, 16, torch.bfloat16)
-    page = (
-        torch.cat([half.reshape(-1) for half in (numbers[:, :128], numbers[:, 128:])])
-        .view(torch.uint8)
-        .numpy()
-    )
-    assert len(codec.encode(NAME, page)) < 0.75 * len(page)
-
-
-def test_in_eight_bits_each_head_of_a_token_is_off_by_half_a_step_at_most() -> None:
-    codec = PageCodec(LAYERS, PAGE, torch.bfloat16, int8=True)
-    numbers, page = page_of(torch.bfloat16)
-    back = torch.zeros_like(numbers)
-    codec.decode(NAME, codec.encode(NAME, page), back.view(torch.uint8).numpy())
-    rows, rows_back = (each.float()[: 2 * PAGE * 4].view(-1, 4) for each in (numbers, back))
-    step = rows.abs().amax(1, keepdim=True) / 127
-    assert ((rows - rows_back).abs() <= step * 0.5 + rows.abs() * 2**-8).all()
-
-
-def test_zeros_in_eight_bits_are_zeros() -> None:
-    codec = PageCodec(LAYERS, PAGE, torch.bfloat16, int8=True)
-    page = np.zeros_like(page_of(torch.bfloat16)[1])
-    back = np.ones_like(page)
-    codec.decode(NAME, codec.encode(NAME, page), back)
-    assert not back.any()
-
-
-@pytest.mark.parametrize("int8", [False, True])
-def test_another_page_or_a_part_of_one_is_not_the_page(int8: bool) -> None:
-    codec = PageCodec(LAYERS, PAGE, torch.bfloat16, int8)
-    _, page = page_of(torch.bfloat16)
-    file, back = codec.encode(NAME, page), np.zeros_like(page)
-    smaller = PageCodec({0: LAYERS[0]}, PAGE, torch.bfloat16, int8)
-    shorter = smaller.encode(NAME, page[: PAGE * LAYERS[0].elements * 2])
-    for other in (file[:-1], file[:10], b"", NAME, NAME[::-1] + file[16:], shorter):
-        with pytest.raises(NotThePage):
-            codec.decode(NAME, other, back)
-    assert not back.any()
 
 
 def test_a_model_whose_files_are_rounded_still_answers(folder: FolderConfig) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from scripts.serve_config import free_port
 
 WRAPPER = Path(__file__).parents[2] / "scripts" / "haproxy"
 UNAVAILABLE = WRAPPER.with_name("unavailable.http")
+LATE = WRAPPER.with_name("late.http")
 WRITTEN = """\
 defaults
     mode http
@@ -42,9 +45,11 @@ defaults
     mode http
     timeout http-request 30s
     option http-buffer-request
+    errorfile 408 {LATE}
     timeout client 3600s
     option redispatch 1
     retry-on conn-failure empty-response
+    retries 1
     errorfile 502 {UNAVAILABLE}
     errorfile 503 {UNAVAILABLE}
     errorfile 504 {UNAVAILABLE}
@@ -53,10 +58,20 @@ frontend prometheus
     mode http
     timeout http-request 30s
     option http-buffer-request
+    errorfile 408 {LATE}
 frontend http_frontend
     bind *:8000
 listen stats
   bind 127.0.0.1:8404
+"""
+HURRIED = """\
+#!/bin/sh
+for argument in "$@"; do
+    case $argument in
+    *.cfg) sed -i 's/http-request 30s/http-request 1s/' "$argument" ;;
+    esac
+done
+exec "{haproxy}" "$@"
 """
 LIVE = """\
 global
@@ -119,19 +134,29 @@ def gateways() -> Iterator[tuple[Gateway, Gateway]]:
 @pytest.fixture
 def http(gateways: tuple[Gateway, Gateway], tmp_path: Path) -> Iterator[httpx.Client]:
     """Speaks to them through HAProxy, which always tries the dying one first."""
+    with through_haproxy(gateways, tmp_path, str(get_haproxy_binary())) as client:
+        yield client
+
+
+@contextmanager
+def through_haproxy(
+    gateways: tuple[Gateway, Gateway], tmp_path: Path, binary: str
+) -> Iterator[httpx.Client]:
     port, config = free_port(), tmp_path / "haproxy.cfg"
     dying, living = (gateway.server_address[1] for gateway in gateways)
     (tmp_path / "500.http").write_text("HTTP/1.1 500 As Serve says\r\n\r\n")
     config.write_text(LIVE.format(folder=tmp_path, port=port, dying=dying, living=living))
-    environment = {**os.environ, "SHOAL_HAPROXY": str(get_haproxy_binary())}
+    environment = {**os.environ, "SHOAL_HAPROXY": binary}
     with (
         subprocess.Popen([str(WRAPPER), "-db", "-f", str(config)], env=environment) as haproxy,
         httpx.Client(base_url=f"http://127.0.0.1:{port}") as client,
     ):
-        while not _listens(port):
-            assert haproxy.poll() is None
-        yield client
-        haproxy.terminate()
+        try:
+            while not _listens(port):
+                assert haproxy.poll() is None
+            yield client
+        finally:
+            haproxy.terminate()
 
 
 def _listens(port: int) -> bool:
@@ -173,15 +198,39 @@ def test_what_a_gateway_died_with_goes_to_another_one(
     assert (dying.asked, living.asked) == ([method], [method])
 
 
-def test_what_no_gateway_answers_may_be_tried_again(
+def test_what_no_gateway_answers_kills_no_more_than_two_and_may_be_tried_again(
     http: httpx.Client, gateways: tuple[Gateway, Gateway]
 ) -> None:
-    _, living = gateways
+    dying, living = gateways
     living.dies = True
     answer = http.post("/v1/completions", json={"prompt": "One fish"})
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     error = answer.json()["error"]
     assert (error["type"], error["code"], error["param"]) == ("server_error", "not_ready", None)
+    assert dying.asked + living.asked == ["POST"] * 2
+
+
+def test_a_small_body_that_does_not_come_is_told_as_openai_tells_it(
+    gateways: tuple[Gateway, Gateway], tmp_path: Path
+) -> None:
+    hurried = tmp_path / "hurried"
+    hurried.write_text(HURRIED.format(haproxy=get_haproxy_binary()))
+    hurried.chmod(0o700)
+    with through_haproxy(gateways, tmp_path, str(hurried)) as http:
+        where = http.base_url.host, http.base_url.port
+        with socket.create_connection(where, timeout=60) as client:
+            client.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Length: 2\r\n\r\n{")
+            head, _, body = client.makefile("rb").read().partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 408 ")
+    error = json.loads(body)["error"]
+    assert (error["type"], error["code"], error["param"]) == ("invalid_request_error", None, None)
+    assert all(gateway.asked == [] for gateway in gateways)
+
+
+@pytest.mark.parametrize("page", [UNAVAILABLE, LATE])
+def test_a_page_says_how_long_it_is(page: Path) -> None:
+    head, _, body = page.read_text().partition("\n\n")
+    assert f"Content-Length: {len(body)}" in head.splitlines()
 
 
 def test_what_no_gateway_took_goes_to_another_one(

@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,11 +25,11 @@ class Machine:
         self._cable = cable
         self._booted: subprocess.Popen[bytes] | None = None
         _ip("netns", "add", name)
-        _ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", name)
-        _ip("link", "set", cable, "master", bridge, "up")
-        _ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
-        for device in ("eth0", "lo"):
-            _ip("-n", name, "link", "set", device, "up")
+        try:
+            self._wire(bridge)
+        except subprocess.CalledProcessError:
+            self.remove()
+            raise
 
     def boot(self, *command: str, env: Mapping[str, str], folder: Path) -> None:
         """Run `command`, whose daemons live on; Ray's folder is empty, as that of a new pod. What
@@ -65,8 +65,18 @@ class Machine:
             self._booted.wait()
 
     def remove(self) -> None:
-        self.power_off()
-        _ip("netns", "del", self.name)
+        try:
+            self.power_off()
+        finally:
+            _ip("netns", "del", self.name)
+
+    def _wire(self, bridge: str) -> None:
+        name, cable = self.name, self._cable
+        _ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", name)
+        _ip("link", "set", cable, "master", bridge, "up")
+        _ip("-n", name, "addr", "add", f"{self.address}/24", "dev", "eth0")
+        for device in ("eth0", "lo"):
+            _ip("-n", name, "link", "set", device, "up")
 
 
 class Network:
@@ -76,26 +86,29 @@ class Network:
         """Raises CalledProcessError where this process may not make namespaces."""
         tag = os.getpid() % 100_000
         subnet = f"10.77.{tag % 255}"  # not that of a network beside it
-        self._bridge = f"shoal{tag}"
+        bridge = f"shoal{tag}"
         self.here = f"{subnet}.254"
         self.machines: list[Machine] = []
-        _ip("link", "add", self._bridge, "type", "bridge")
+        self._removal = ExitStack()
+        _ip("link", "add", bridge, "type", "bridge")
+        self._removal.callback(_ip, "link", "del", bridge)
         try:
-            _ip("addr", "add", f"{self.here}/24", "dev", self._bridge)
-            _ip("link", "set", self._bridge, "up")
+            _ip("addr", "add", f"{self.here}/24", "dev", bridge)
+            _ip("link", "set", bridge, "up")
             for index in range(machines):
                 name, cable = f"shoal-{tag}-{index}", f"sh{tag}-{index}"
                 address = f"{subnet}.{index + 1}"
-                self.machines.append(Machine(name, address, self._bridge, cable))
+                machine = Machine(name, address, bridge, cable)
+                self._removal.callback(machine.remove)
+                self.machines.append(machine)
         except subprocess.CalledProcessError:
             self.remove()
             raise
 
     def remove(self) -> None:
-        """End all that runs on the machines, and the machines."""
-        for machine in self.machines:
-            machine.remove()
-        _ip("link", "del", self._bridge)
+        """End all that runs on the machines, and the machines; raises what failed once the rest is
+        done."""
+        self._removal.close()
 
 
 def is_possible() -> bool:

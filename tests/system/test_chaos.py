@@ -17,10 +17,11 @@ from tests.system.application import MODEL
 pytestmark = [pytest.mark.exhaustive, pytest.mark.slow]
 
 
-def suffer(site: Site, *faults: str) -> Report:
-    """Four of these faults while 84 requests are answered."""
-    chaos = Chaos(site, seed=3, only=faults)
-    return asyncio.run(chaos.run(mixture.asks(MODEL, 28, seed=1), 84, kills=4, at_once=12))
+def suffer(site: Site, *faults: str, together: bool = False) -> Report:
+    """Four of these faults, or twice both of them together, while 84 requests are answered."""
+    chaos = Chaos(site, seed=3, only=faults, together=together)
+    kills = 2 if together else 4
+    return asyncio.run(chaos.run(mixture.asks(MODEL, 28, seed=1), 84, kills, at_once=12))
 
 
 def check_nothing_is_lost(report: Report) -> None:
@@ -30,12 +31,20 @@ def check_nothing_is_lost(report: Report) -> None:
     assert report.is_clean
 
 
-def test_full_memory_and_a_full_disk_cost_no_request(tiny_folder: Path) -> None:
+def test_full_memory_costs_no_request(tiny_folder: Path) -> None:
+    with prepared(tiny_folder, shards=2, machines=0) as site:
+        report = suffer(site, "starved shard", "starved scheduler")
+    check_nothing_is_lost(report)
+
+
+def test_a_shard_that_is_killed_as_the_disk_is_full_costs_no_request(tiny_folder: Path) -> None:
     with prepared(tiny_folder, shards=2, machines=0) as site:
         if site.disk is None:
             pytest.skip("needs to mount a disk")
-        report = suffer(site, "starved shard", "starved scheduler", "full disk")
+        report = suffer(site, "full disk", "killed shard", together=True)
     check_nothing_is_lost(report)
+    struck = [blow.fault.name for blow in report.blows]
+    assert struck == ["killed shard", "full disk"] * 2
 
 
 def test_a_machine_that_is_cut_off_costs_no_request(tiny_folder: Path) -> None:

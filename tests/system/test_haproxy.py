@@ -113,14 +113,20 @@ async def test_what_a_gateway_had_not_begun_to_answer_another_answers(server: Se
     body = {"model": MODEL, "prompt": "One fish", "max_tokens": 400, "ignore_eos": True, "seed": 1}
     async with server.http() as http:
 
+        async def shard() -> dict[str, int]:
+            told: dict[str, int] = (await http.get("/admin/stats")).json()["shards"][0]
+            return told
+
         async def busy() -> bool:
-            books = (await http.get("/admin/stats")).json()
-            running: int = books["shards"][0]["running"]
-            return running == 12
+            return (await shard())["running"] == 12
 
         due = (await http.post("/v1/completions", json=body)).json()["choices"]
+        before = (await shard())["tokens_sampled"]
         asked = [asyncio.create_task(http.post("/v1/completions", json=body)) for _ in range(12)]
         await until(busy)
         server.gateways()[0].kill()
+        assert not any(one.done() for one in asked)
         for answer in await asyncio.gather(*asked):
             assert (answer.status_code, answer.json()["choices"]) == (200, due)
+        sampled = (await shard())["tokens_sampled"] - before
+        assert sampled > 12 * 400  # some were begun twice

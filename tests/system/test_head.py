@@ -149,6 +149,7 @@ async def test_streams_outlive_the_head_and_new_requests_wait_until_it_is_back(
         await until(busy)
         with cluster.head.unplugged():  # so that nobody is told that it is gone
             cluster.head.power_off()
+            assert not given.done()
             later = asyncio.create_task(ask(wanted[:WAITING]))
             assert set(map(mixture.verdict, await given, due)) == {"right"}
             assert not later.done()
