@@ -66,7 +66,7 @@ PRODUCT = re.compile(
 
 
 OPERATOR = "shoal::attend"
-"""Attention as a compiled program calls it, the KV write with it."""
+"""Attention as a compiled program calls it, what keeps the step's keys and values with it."""
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from cluster.steps import Sequence
 
 ALIKE = 3
 """Last tokens that have to have stood there before. With two, wrong guesses cost a text that does
-not repeat itself more than right ones bring (docs/performance.md)."""
+not repeat itself more than right ones bring (docs/decisions/0016-prompt-lookup.md)."""
 
 LOOK_BACK = 4096
 """Tokens of a prompt that are looked at, the last ones: so a long one costs a step 1 ms at most."""

@@ -154,15 +154,23 @@ def free_port() -> int:
         return int(held.getsockname()[1])
 
 
-def arguments(folder: Path, shards: int, **parts: Any) -> dict[str, Any]:
-    """What would stand under `args` in ray-config.yaml, with further `parts` of it."""
+def arguments(folder: Path, shards: int, guesses: int = 0, **parts: Any) -> dict[str, Any]:
+    """What would stand under `args` in ray-config.yaml, with further `parts` of it.
+
+    A tiny model soon repeats itself: without `guesses` streams last as long as tests need of what
+    happens meanwhile.
+    """
     model = {
         "name": MODEL,
         "source": str(folder),
         "dtype": "float32",
         "shards": shards,
         "cache": {"block_size": 8, "num_blocks": 1024},
-        "batching": {"max_num_seqs": 64, "max_batch_tokens": 256},
+        "batching": {
+            "max_num_seqs": 64,
+            "max_batch_tokens": 256,
+            "prompt_lookup_tokens": guesses,
+        },
         "resources": {"cpus": 0, "threads": 1},
     }
     return {"models": [model], "scheduling": SCHEDULING, **parts}

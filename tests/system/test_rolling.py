@@ -25,7 +25,7 @@ AT_ONCE = 4
 
 @pytest.fixture(scope="module")
 def rolling(tiny_folder: Path) -> Iterator[Application]:
-    with running(tiny_folder, SHARDS, fleet=FLEET) as application:
+    with running(tiny_folder, SHARDS, guesses=4, fleet=FLEET) as application:
         yield application
 
 
@@ -94,7 +94,7 @@ async def test_new_shards_routers_and_gateways_take_over_without_a_failed_reques
         await load.learn()
         running = asyncio.create_task(load.run())
         fewest = asyncio.create_task(fewest_shards(rolling, running))
-        changed = arguments(tiny_folder, SHARDS, fleet=FLEET)
+        changed = arguments(tiny_folder, SHARDS, guesses=4, fleet=FLEET)
         changed["models"][0]["batching"]["max_num_seqs"] = 48
         await asyncio.to_thread(serve.run, build(changed), name=NAME)
         await until(replaced, within_s=180)
