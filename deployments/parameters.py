@@ -91,7 +91,8 @@ class Parameters(Wire):
     seed: int | None = Field(None, ge=-(2**63), lt=2**63, description="Absent: drawn at random.")
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
-    repetition_penalty: float = Field(1.0, gt=0, le=10)
+    # Logits are divided by it: by much less than this they are no numbers any more.
+    repetition_penalty: float = Field(1.0, ge=0.01, le=10)
     logit_bias: dict[TokenKey, Bias] = Field(
         default_factory=dict,
         max_length=1024,

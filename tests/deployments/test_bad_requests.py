@@ -56,6 +56,7 @@ WRONG_IN_ANY: list[tuple[dict[str, Any], str]] = [
     ({"presence_penalty": 3}, "presence_penalty"),
     ({"frequency_penalty": -3}, "frequency_penalty"),
     ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"repetition_penalty": 1e-300}, "repetition_penalty"),
     ({"n": 0}, "n"),
     ({"n": 17}, "n"),
     ({"max_tokens": 0}, "max_tokens"),
