@@ -24,22 +24,12 @@ from transformers import AutoTokenizer
 
 from actors.engine.engine import Engine, load_engine
 from actors.models import default_cache, ensure_model
+from benchmarks.asking import assignment
 from benchmarks.report import markdown_row
 from benchmarks.workloads import make_workload, words_of
 from cluster.batching_config import BatchingConfig
 from cluster.config import CacheConfig, ModelConfig
-from cluster.messages import (
-    Assignment,
-    Lease,
-    Reason,
-    Request,
-    Sampling,
-    ShardRef,
-    Stopping,
-    TokenDelta,
-)
-
-SHARD = ShardRef("s", "m", "s", "1")
+from cluster.messages import Sampling, TokenDelta
 
 QUESTIONS = (
     "Why is the sky blue?",
@@ -119,7 +109,8 @@ class Turn:
 def serve(engine: Engine, prompts: Prompts, tokens: int, temperature: float) -> Turn:
     """All prompts at once, `tokens` for each."""
     for number, prompt in enumerate(prompts):
-        engine.admit(_assignment(number, prompt, tokens, temperature))
+        sampling = Sampling(temperature=temperature, seed=number)
+        engine.admit(assignment(str(number), prompt, tokens, sampling))
     waiting, decodes, output = len(prompts), 0, 0
     began = perf_counter()
     while engine.has_work:
@@ -131,14 +122,6 @@ def serve(engine: Engine, prompts: Prompts, tokens: int, temperature: float) -> 
         decodes += len(deltas)
         output += sum(len(delta.tokens) for delta in deltas if isinstance(delta, TokenDelta))
     return Turn(output / (perf_counter() - began), output / decodes)
-
-
-def _assignment(
-    number: int, prompt: tuple[int, ...], tokens: int, temperature: float
-) -> Assignment:
-    sampling = Sampling(temperature=temperature, seed=number)
-    request = Request(str(number), "m", "t", "P1", prompt, sampling, Stopping(tokens))
-    return Assignment(Lease(request.request_id, 1, SHARD, 0, Reason(0.0, ())), request, b"")
 
 
 def main() -> None:

@@ -28,18 +28,17 @@ from actors.engine.kv_cache import page_bytes
 from actors.engine.loader import load_model, precision_name
 from actors.engine.runner import Forward
 from actors.models import default_cache, ensure_model
+from benchmarks.asking import assignment
 from benchmarks.floor import Limits, Needs, measure_limits, needs_of
 from benchmarks.report import markdown_row
 from benchmarks.scopes import PARTS, STEP, scopes, seconds_by_part
 from cluster.config import ModelConfig
-from cluster.messages import Assignment, Lease, Reason, Request, Sampling, ShardRef, Stopping
 from scripts.serve_config import read_serve_config
 
 MANY = 1_000_000
 """Output tokens wanted by sequences that shall not end."""
 
 CPU = torch.device("cpu")
-SHARD = ShardRef(shard="profiled", model="profiled", actor="profiled", incarnation="0")
 
 
 @dataclass(frozen=True)
@@ -125,18 +124,10 @@ class Bench:
 
     def _admit(self, prompt_tokens: int, max_tokens: int) -> str:
         self._count += 1
-        request = Request(
-            request_id=f"r{self._count}",
-            model="profiled",
-            tenant="profiled",
-            sla="P1",
-            prompt=tuple(self._rng.choices(range(self._vocab), k=prompt_tokens)),
-            sampling=Sampling(temperature=0.0),
-            stopping=Stopping(max_tokens=max_tokens),
-        )
-        lease = Lease(request.request_id, 1, SHARD, 0, Reason(0.0, ()))
-        self._engine.admit(Assignment(lease, request, b"profiled"))
-        return request.request_id
+        name = f"r{self._count}"
+        prompt = self._rng.choices(range(self._vocab), k=prompt_tokens)
+        self._engine.admit(assignment(name, prompt, max_tokens))
+        return name
 
 
 def _program(folder: Path, loaded: PreTrainedModel, model: ModelConfig) -> Forward | None:

@@ -19,16 +19,14 @@ from time import perf_counter
 import torch
 
 from actors.engine.engine import Engine, build_engine
+from benchmarks.asking import assignment
 from benchmarks.step_costs import BLOCK_SIZE, VOCABULARY, smol_shape
 from cluster.batching_config import BatchingConfig
 from cluster.config import CacheConfig, ModelConfig
 from cluster.folder_config import FolderConfig
-from cluster.messages import Assignment, Lease, Reason, Request, Sampling, ShardRef, Stopping
 
 TOKEN_BYTES = 23040
 """Of keys and values of a model of that shape, in bfloat16."""
-
-SHARD = ShardRef("s", "m", "s", "1")
 
 
 def main() -> None:
@@ -86,8 +84,7 @@ def engine_for(tokens: int, host_gib: float, folder: FolderConfig | None = None)
 
 
 def first_token_ms(engine: Engine, prompt: tuple[int, ...]) -> float:
-    request = Request("r", "m", "t", "P1", prompt, Sampling(temperature=0.0), Stopping(1))
-    engine.admit(Assignment(Lease("r", 1, SHARD, 0, Reason(0.0, ())), request, b""))
+    engine.admit(assignment("r", prompt, 1))
     started = perf_counter()
     while engine.has_work:
         engine.step()

@@ -118,12 +118,14 @@ class Drafter:
     def _guess(self, draft: Draft, decodes: list[Tracked]) -> None:
         """Guesses go along with `decodes`, the first chunks, in what everybody has left of the step
         and on the page at hand: so none takes a token or a page from anybody."""
-        guesses, left = [], draft.budget if self._most_guesses else 0
-        for tracked in decodes:
-            guesses.append(self._guesses(tracked, left))
-            left -= len(guesses[-1])
-        if DECODES_A_GUESS * sum(map(len, guesses)) >= len(decodes):
-            for index, guessed in enumerate(guesses):
+        left = draft.budget if self._most_guesses else 0
+        guesses: dict[int, tuple[int, ...]] = {}
+        for index, tracked in enumerate(decodes):
+            if guessed := self._guesses(tracked, left):
+                guesses[index] = guessed
+                left -= len(guessed)
+        if DECODES_A_GUESS * sum(map(len, guesses.values())) >= len(decodes):
+            for index, guessed in guesses.items():
                 draft.guess(index, guessed)
 
     def _guesses(self, tracked: Tracked, most: int) -> tuple[int, ...]:

@@ -8,19 +8,8 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from actors.engine.engine import Engine
-from cluster.messages import (
-    Assignment,
-    Emitted,
-    Lease,
-    Reason,
-    Request,
-    Sampling,
-    ShardRef,
-    Stopping,
-)
-
-SHARD = ShardRef(shard="measured", model="measured", actor="measured", incarnation="0")
-GREEDY = Sampling(temperature=0.0)
+from benchmarks.asking import GREEDY, assignment
+from cluster.messages import Sampling
 
 Prompt = Sequence[int]
 
@@ -75,7 +64,7 @@ def serve(
     arrivals: list[list[float]] = [[] for _ in asked]
     for index, prompt in enumerate(asked):
         known = tuple(emitted[index]) if emitted else ()
-        engine.admit(_assignment(str(index), prompt, output, sampling, known))
+        engine.admit(assignment(str(index), prompt, output, sampling, known))
     while engine.has_work:
         deltas = engine.step()
         now = perf_counter()
@@ -83,12 +72,3 @@ def serve(
             tokens[int(delta.request_id)] += delta.tokens
             arrivals[int(delta.request_id)] += [now] * len(delta.tokens)
     return Run(began, tokens, arrivals, engine.stats().device_s - before)
-
-
-def _assignment(
-    name: str, prompt: Prompt, output: int, sampling: Sampling, known: tuple[int, ...]
-) -> Assignment:
-    stopping = Stopping(max_tokens=output)
-    request = Request(name, "measured", "measured", "P1", tuple(prompt), sampling, stopping)
-    lease = Lease(name, 1, SHARD, 0, Reason(0.0, ()))
-    return Assignment(lease, request, b"measured", (Emitted(0, known),) if known else ())
