@@ -20,6 +20,8 @@ from transformers import AttentionInterface
 from actors.engine.batch import Read, StepBatch, find_step
 from actors.engine.kernels import attend_rows
 from actors.engine.kv_cache import seen
+from actors.engine.prompts import attend_prompts
+from actors.engine.tiling import TileScratch
 from actors.engine.varlen import attend_ragged
 
 PAGED = "shoal_paged"
@@ -107,6 +109,9 @@ def _attend_all(
     out = _out(query, key, value)
     if in_place.by_kernel:
         _keep_and_attend(batch, layer, query, key, value, window, scale, softcap, out)
+    if batch.cache.tiles is not None and softcap is None:
+        _attend_prompts(batch, batch.cache.tiles, layer, query, window, scale, out)
+        return out
     for read in batch.reads(window):
         own = (tensor[:, :, read.rows] for tensor in (query, key, value))
         out[0, read.rows] = _attend(batch, layer, read, *own, scale=scale, softcap=softcap)
@@ -143,6 +148,28 @@ def _keep_and_attend(
         window or 0,
         np.float32(scale),
         np.float32(softcap or 0.0),
+        seen(out),
+    )
+
+
+def _attend_prompts(
+    batch: StepBatch,
+    scratch: TileScratch,
+    layer: int,
+    query: Tensor,
+    window: int | None,
+    scale: float,
+    out: Tensor,
+) -> None:
+    """The rows that do not read alone, written into `out`."""
+    attend_prompts(
+        seen(query),
+        *batch.cache.pages(layer),
+        (batch.paths.tables, batch.paths.first_page),
+        batch.tiles(window),
+        window or 0,
+        scale,
+        scratch,
         seen(out),
     )
 

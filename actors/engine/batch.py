@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from actors.engine.kv_cache import InPlace, KVCache
+from actors.engine.tiling import Part, Span, cut
 from actors.engine.uploads import upload, upload_rows
 from actors.engine.varlen import Ragged, by_chunk, by_row
 from cluster.steps import Chunk, PageCopy, StepPlan
@@ -96,6 +97,7 @@ class StepBatch:
     alone: int
     parts: tuple[Ragged, ...] = ()
     _reads: dict[int | None, tuple[Read, ...]] = field(default_factory=dict)
+    _tiles: dict[int | None, tuple[Part, ...]] = field(default_factory=dict)
 
     def ragged(self) -> tuple[Ragged, ...]:
         """How the rows read their pages by torch's kernel: `parts`, once they are known."""
@@ -112,6 +114,12 @@ class StepBatch:
             self._reads[window] = tuple(plan.reads(_spans(self.layout, self.alone)))
         return self._reads[window]
 
+    def tiles(self, window: int | None) -> tuple[Part, ...]:
+        """The same for `prompts`."""
+        if window not in self._tiles:
+            self._tiles[window] = cut(_spans(self.layout, self.alone), window)
+        return self._tiles[window]
+
 
 _numbers = count(1)
 _steps: WeakValueDictionary[int, StepBatch] = WeakValueDictionary()
@@ -120,20 +128,6 @@ _steps: WeakValueDictionary[int, StepBatch] = WeakValueDictionary()
 def find_step(number: Tensor) -> StepBatch:
     """The living batch of that number. A tensor, as only tensors pass through a compiled model."""
     return _steps[int(number)]
-
-
-@dataclass(frozen=True, slots=True)
-class _Span:
-    """A chunk's rows: `count` of them from `row`, computing positions from `start` on."""
-
-    row: int
-    start: int
-    count: int
-    table: Ints
-
-    @property
-    def length(self) -> int:
-        return self.start + self.count
 
 
 def build_batch(plan: StepPlan, cache: KVCache) -> StepBatch:
@@ -202,16 +196,16 @@ def _alone(in_place: InPlace, counts: Ints) -> int:
             return 0
 
 
-def _spans(layout: Layout, alone: int) -> tuple[_Span, ...]:
+def _spans(layout: Layout, alone: int) -> tuple[Span, ...]:
     """Of the chunks whose rows do not read alone."""
     rows = np.cumsum(layout.counts) - layout.counts
     pages = np.cumsum(layout.sizes) - layout.sizes
     return tuple(
-        _Span(
-            int(rows[chunk]),
-            int(layout.starts[chunk]),
-            int(layout.counts[chunk]),
-            layout.tables[pages[chunk] :][: layout.sizes[chunk]],
+        Span(
+            row=int(rows[chunk]),
+            rows=int(layout.counts[chunk]),
+            start=int(layout.starts[chunk]),
+            table=layout.tables[pages[chunk] :][: layout.sizes[chunk]],
         )
         for chunk in np.flatnonzero(rows >= alone).tolist()
     )
@@ -230,16 +224,16 @@ class _ReadPlanner:
     cache: KVCache
     window: int | None
 
-    def reads(self, spans: tuple[_Span, ...]) -> Iterator[Read]:
-        decodes = [span for span in spans if span.count == 1]
+    def reads(self, spans: tuple[Span, ...]) -> Iterator[Read]:
+        decodes = [span for span in spans if span.rows == 1]
         for group in self._groups(decodes):
             yield self._paged(group)
         for span in spans[len(decodes) :]:
             yield self._own(span) if self._sees_itself_only(span) else self._paged([span])
 
-    def _groups(self, decodes: list[_Span]) -> Iterator[list[_Span]]:
+    def _groups(self, decodes: list[Span]) -> Iterator[list[Span]]:
         """Neighbours whose pages differ at most by two: padding to the longest stays cheap."""
-        group: list[_Span] = []
+        group: list[Span] = []
         for span in decodes:
             if group and not self._joins(span, group):
                 yield group
@@ -248,44 +242,44 @@ class _ReadPlanner:
         if group:
             yield group
 
-    def _joins(self, span: _Span, group: list[_Span]) -> bool:
+    def _joins(self, span: Span, group: list[Span]) -> bool:
         longest = self._page_count(group[0])
         tokens = longest * self.cache.block_size * (len(group) + 1)
         return 2 * self._page_count(span) >= longest and tokens <= MAX_GROUP_TOKENS
 
-    def _sees_itself_only(self, span: _Span) -> bool:
-        return span.start == 0 and (self.window is None or span.count <= self.window)
+    def _sees_itself_only(self, span: Span) -> bool:
+        return span.start == 0 and (self.window is None or span.rows <= self.window)
 
-    def _own(self, span: _Span) -> Read:
-        return Read(slice(span.row, span.row + span.count), 1)
+    def _own(self, span: Span) -> Read:
+        return Read(slice(span.row, span.row + span.rows), 1)
 
-    def _paged(self, spans: list[_Span]) -> Read:
+    def _paged(self, spans: list[Span]) -> Read:
         """Each span's visible pages, padded with the pool's first page to the longest."""
         width = max(self._page_count(span) for span in spans)
         pages = np.zeros((len(spans), width), dtype=np.int64)
         for row, span in zip(pages, spans, strict=True):
             visible = span.table[self._first_page(span) :][: self._page_count(span)]
             row[: len(visible)] = visible
-        rows = slice(spans[0].row, spans[-1].row + spans[-1].count)
+        rows = slice(spans[0].row, spans[-1].row + spans[-1].rows)
         mask = self._mask(spans, width * self.cache.block_size)
         return Read(rows, len(spans), upload(pages.ravel(), self.cache.device), mask)
 
-    def _mask(self, spans: list[_Span], tokens: int) -> Tensor:
+    def _mask(self, spans: list[Span], tokens: int) -> Tensor:
         """0 where query `q` sees key `k` (`q - window < k <= q`), -inf elsewhere."""
         first_key = np.array([self._first_page(s) * self.cache.block_size for s in spans])
         first_query = np.array([s.start for s in spans])
         keys = first_key[:, None, None] + np.arange(tokens)
-        queries = first_query[:, None, None] + np.arange(spans[0].count)[:, None]
+        queries = first_query[:, None, None] + np.arange(spans[0].rows)[:, None]
         seen = keys <= queries
         if self.window is not None:
             seen &= keys > queries - self.window
         mask = upload(np.where(seen, np.float32(0), np.float32(-np.inf)), self.cache.device)
         return mask[:, None].to(self.cache.dtype)
 
-    def _first_page(self, span: _Span) -> int:
+    def _first_page(self, span: Span) -> int:
         if self.window is None:
             return 0
         return max(0, span.start - self.window + 1) // self.cache.block_size
 
-    def _page_count(self, span: _Span) -> int:
-        return -(-span.length // self.cache.block_size) - self._first_page(span)
+    def _page_count(self, span: Span) -> int:
+        return -(-span.end // self.cache.block_size) - self._first_page(span)

@@ -8,37 +8,16 @@ for the next page in advance halves it again.
 
 from __future__ import annotations
 
-import hashlib
-import os
 from functools import cache
-from pathlib import Path
 from typing import Any
-
-# Both are read by numba when it is imported, so nothing else imports it. By default the threads
-# would be the CPUs this process is bound to now, but a shard is widened when another leaves the
-# machine; and compiled kernels would be taken for new as long as this file is, whatever those are
-# that they call.
-os.environ.setdefault("NUMBA_NUM_THREADS", str(os.cpu_count() or 1))
-os.environ.setdefault(
-    "NUMBA_CACHE_DIR",
-    str(
-        Path(__file__).with_name("__pycache__")
-        / hashlib.sha256(
-            b"".join(
-                Path(__file__).with_name(file).read_bytes() for file in ("lanes.py", "softmax.py")
-            )
-        ).hexdigest()[:12]
-    ),
-)
 
 import numba
 import numpy as np
-import torch
 from numba import types
-from numpy.typing import NDArray
 
+from actors.engine.emit import LANES
+from actors.engine.jit import Array, helper
 from actors.engine.lanes import (
-    LANES,
     QUERIES,
     fill,
     load,
@@ -48,24 +27,11 @@ from actors.engine.lanes import (
     store_totals,
     widen,
 )
-from actors.engine.softmax import LEAST, cap, helper, weigh
-
-numba.config.THREADING_LAYER = "omp"  # torch's own pool of threads, not a second one beside it
+from actors.engine.softmax import LEAST, cap, weigh
 
 _ZERO = np.float32(0.0)
 _LINE = 64
 """Bytes that come from memory at once."""
-
-Array = NDArray[Any]
-
-
-def use_threads(count: int) -> None:
-    """Have torch and these kernels compute with `count` threads, as far as there are CPUs.
-
-    torch comes last: numba, as it starts, gives OpenMP in this thread all the CPUs there are.
-    """
-    numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))
-    torch.set_num_threads(count)
 
 
 @helper

@@ -22,6 +22,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from actors.engine.tiles import usable
+from actors.engine.tiling import TileScratch
 from cluster.steps import PageCopy
 
 
@@ -87,6 +89,7 @@ class KVCache:
 
     Pages start as zeros and only ever hold finite numbers: a masked position has weight zero, and
     zero times a stray NaN would still be NaN. `in_place` is by default what is fastest on a CPU.
+    `tiles` is what `prompts` works in, where the processor can and a row need not repeat.
     Behind the last page lies the `spare` one, which nobody owns: rows that only fill up a step
     write there.
     """
@@ -111,6 +114,11 @@ class KVCache:
             for index, shape in layers.items()
         }
         self._scratch = _Scratch(dtype, device)
+        self.tiles = TileScratch() if self._has_tiles() else None
+
+    def _has_tiles(self) -> bool:
+        few = self.in_place is InPlace.DECODES
+        return few and self.dtype == torch.bfloat16 and usable()
 
     @property
     def spare(self) -> int:

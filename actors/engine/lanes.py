@@ -14,21 +14,30 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
-from numba.extending import intrinsic, lower_builtin, models, register_model
+from numba.extending import lower_builtin, models, register_model
 
-LANES = 16
+from actors.engine.emit import (
+    FLOAT,
+    FLOATS,
+    HALF,
+    HALVES,
+    LANES,
+    POINTER,
+    RELAXED,
+    WORD,
+    WORDS,
+    call,
+    emitted,
+    place,
+    same,
+    shuffle,
+    spread,
+    widened,
+)
 
 QUERIES = 4
 """Where scores lie, the lanes are those of four queries with a token, then with the next."""
-
-_FLOAT, _WORD, _HALF = ir.FloatType(), ir.IntType(32), ir.IntType(16)
-_FLOATS, _WORDS, _HALVES = (ir.VectorType(kind, LANES) for kind in (_FLOAT, _WORD, _HALF))
-_RELAXED = ("reassoc", "contract", "nsz", "arcp")  # a product and a sum may become one operation
-
-
-_emitted: Callable[[Callable[..., Any]], Callable[..., Any]] = intrinsic
 
 
 class Lanes(types.Type):  # type: ignore[misc]
@@ -44,7 +53,7 @@ lanes_type = Lanes()
 @register_model(Lanes)
 class _LanesModel(models.PrimitiveModel):  # type: ignore[misc]
     def __init__(self, manager: Any, lanes: Lanes) -> None:
-        super().__init__(manager, lanes, _FLOATS)
+        super().__init__(manager, lanes, FLOATS)
 
 
 def _define_operator(operation: Any, instruction: str) -> None:
@@ -55,7 +64,7 @@ def _define_operator(operation: Any, instruction: str) -> None:
 
     @lower_builtin(operation, lanes_type, lanes_type)  # type: ignore[untyped-decorator]
     def _emit(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return getattr(builder, instruction)(*args, flags=_RELAXED)
+        return getattr(builder, instruction)(*args, flags=RELAXED)
 
 
 _define_operator(operator.add, "fadd")
@@ -64,87 +73,86 @@ _define_operator(operator.sub, "fsub")
 _define_operator(operator.mul, "fmul")
 
 
-@_emitted
+@emitted
 def widen(_context: Any, stored: types.Type) -> Any:
     """A stored number as float32."""
 
     def emit(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         if stored != types.uint16:
             return args[0]
-        return builder.bitcast(builder.shl(builder.zext(args[0], _WORD), _WORD(16)), _FLOAT)
+        return builder.bitcast(builder.shl(builder.zext(args[0], WORD), WORD(16)), FLOAT)
 
     return types.float32(stored), emit
 
 
-@_emitted
+@emitted
 def narrow(_context: Any, number: types.Type, like: types.Type) -> Any:
     """A float32 as it is stored beside `like`; to bfloat16 rounded to nearest, ties to even."""
 
     def emit(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         if like != types.uint16:
             return args[0]
-        bits = builder.bitcast(args[0], _WORD)
-        odd = builder.and_(builder.lshr(bits, _WORD(16)), _WORD(1))
-        rounded = builder.add(bits, builder.add(odd, _WORD(0x7FFF)))
-        return builder.trunc(builder.lshr(rounded, _WORD(16)), _HALF)
+        bits = builder.bitcast(args[0], WORD)
+        odd = builder.and_(builder.lshr(bits, WORD(16)), WORD(1))
+        rounded = builder.add(bits, builder.add(odd, WORD(0x7FFF)))
+        return builder.trunc(builder.lshr(rounded, WORD(16)), HALF)
 
     return like(number, like), emit
 
 
-@_emitted
+@emitted
 def load(_context: Any, array: types.Array, at: types.Type) -> Any:
     """The 16 elements of `array` from `at` on, as float32."""
     stored = array.dtype
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = _FLOATS if stored == types.float32 else _HALVES
-        numbers = builder.load(_place(context, builder, signature, args, kind))
+        kind = FLOATS if stored == types.float32 else HALVES
+        numbers = builder.load(place(context, builder, signature.args[0], args[0], args[1], kind))
         numbers.align = stored.bitwidth // 8
-        return numbers if stored == types.float32 else _widened(builder, numbers)
+        return numbers if stored == types.float32 else widened(builder, numbers)
 
     return lanes_type(array, types.intp), emit
 
 
-@_emitted
+@emitted
 def store(_context: Any, array: types.Array, at: types.Type, _lanes: Lanes) -> Any:
     """Write them to the float32 `array` from `at` on."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        written = builder.store(args[2], _place(context, builder, signature, args, _FLOATS))
+        written = builder.store(
+            args[2], place(context, builder, signature.args[0], args[0], args[1], FLOATS)
+        )
         written.align = 4
         return context.get_dummy_value()
 
     return types.void(array, types.intp, lanes_type), emit
 
 
-@_emitted
+@emitted
 def prefetch(_context: Any, array: types.Array, at: types.Type) -> Any:
     """Have the cache line with element `at` of `array` brought near; it need not exist."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = ir.IntType(8).as_pointer()
-        form = ir.FunctionType(ir.VoidType(), [pointer, _WORD, _WORD, _WORD])
-        function = cgutils.get_or_insert_function(builder.module, form, "llvm.prefetch.p0")
-        place = builder.bitcast(_place(context, builder, signature, args, _HALF), pointer)
-        builder.call(function, [place, _WORD(0), _WORD(3), _WORD(1)])  # read; all levels; data
+        seen = builder.bitcast(
+            place(context, builder, signature.args[0], args[0], args[1], HALF), POINTER
+        )
+        call(builder, "llvm.prefetch.p0", ir.VoidType(), seen, WORD(0), WORD(3), WORD(1))
         return context.get_dummy_value()
 
     return types.void(array, types.intp), emit
 
 
-@_emitted
+@emitted
 def fill(_context: Any, _number: types.Type) -> Any:
     """One number in all lanes."""
 
     def emit(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        nothing = ir.Constant(_FLOATS, ir.Undefined)
-        first = builder.insert_element(nothing, args[0], _WORD(0))
-        return builder.shuffle_vector(first, nothing, ir.Constant(_WORDS, [0] * LANES))
+        return spread(builder, args[0])
 
     return lanes_type(types.float32), emit
 
 
-@_emitted
+@emitted
 def larger(_context: Any, _left: Lanes, _right: Lanes) -> Any:
     """The larger of two, lane by lane."""
 
@@ -154,39 +162,39 @@ def larger(_context: Any, _left: Lanes, _right: Lanes) -> Any:
     return lanes_type(lanes_type, lanes_type), emit
 
 
-@_emitted
+@emitted
 def nearest(_context: Any, _lanes: Lanes) -> Any:
     """The nearest whole numbers."""
 
     def emit(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return _call(builder, f"llvm.nearbyint.v{LANES}f32", _FLOATS, args[0])
+        return call(builder, f"llvm.nearbyint.v{LANES}f32", FLOATS, args[0])
 
     return lanes_type(lanes_type), emit
 
 
-@_emitted
+@emitted
 def power_of_two(_context: Any, _exponents: Lanes) -> Any:
     """2 ** `exponents`, which are whole numbers from -126 to 127."""
 
     def emit(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        whole = builder.fptosi(args[0], _WORDS)
-        raised = builder.add(whole, ir.Constant(_WORDS, [127] * LANES))
-        return builder.bitcast(builder.shl(raised, ir.Constant(_WORDS, [23] * LANES)), _FLOATS)
+        whole = builder.fptosi(args[0], WORDS)
+        raised = builder.add(whole, same(127, WORDS))
+        return builder.bitcast(builder.shl(raised, same(23, WORDS)), FLOATS)
 
     return lanes_type(lanes_type), emit
 
 
-@_emitted
+@emitted
 def total(_context: Any, _lanes: Lanes) -> Any:
     """For each query the sum over the tokens, in the place of every token."""
 
     def emit(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return _across_tokens(builder, args[0], partial(builder.fadd, flags=_RELAXED))
+        return _across_tokens(builder, args[0], partial(builder.fadd, flags=RELAXED))
 
     return lanes_type(lanes_type), emit
 
 
-@_emitted
+@emitted
 def largest(_context: Any, _lanes: Lanes) -> Any:
     """For each query the largest of the tokens, in the place of every token."""
 
@@ -196,7 +204,7 @@ def largest(_context: Any, _lanes: Lanes) -> Any:
     return lanes_type(lanes_type), emit
 
 
-@_emitted
+@emitted
 def store_totals(
     _context: Any,
     array: types.Array,
@@ -210,7 +218,9 @@ def store_totals(
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         sums = _summed_up(builder, *args[2:])
-        written = builder.store(sums, _place(context, builder, signature, args, sums.type))
+        written = builder.store(
+            sums, place(context, builder, signature.args[0], args[0], args[1], sums.type)
+        )
         written.align = 4
         return context.get_dummy_value()
 
@@ -219,7 +229,7 @@ def store_totals(
 
 def _summed_up(builder: Any, first: Any, second: Any, third: Any, fourth: Any) -> Any:
     """Four sums from four vectors, by 13 operations where one after the other would take 32."""
-    add = partial(builder.fadd, flags=_RELAXED)
+    add = partial(builder.fadd, flags=RELAXED)
     front, back = (
         add(*_interleave(builder, first, second, 1)),
         add(*_interleave(builder, third, fourth, 1)),
@@ -233,7 +243,7 @@ def _summed_up(builder: Any, first: Any, second: Any, third: Any, fourth: Any) -
 def _interleave(builder: Any, left: Any, right: Any, width: int) -> tuple[Any, Any]:
     """Of each quarter of two vectors the first halves, then the second, `width` at a time."""
     return tuple(
-        _shuffle(
+        shuffle(
             builder,
             left,
             right,
@@ -250,36 +260,15 @@ def _interleave(builder: Any, left: Any, right: Any, width: int) -> tuple[Any, A
 
 
 def _cut(builder: Any, numbers: Any, start: int, width: int) -> Any:
-    return _shuffle(builder, numbers, numbers, list(range(start, start + width)))
+    return shuffle(builder, numbers, numbers, list(range(start, start + width)))
 
 
 def _across_tokens(builder: Any, lanes: Any, join: Callable[[Any, Any], Any]) -> Any:
     for shift in (8, 4):
         turned = [(i + shift) % LANES for i in range(LANES)]
-        lanes = join(lanes, _shuffle(builder, lanes, lanes, turned))
+        lanes = join(lanes, shuffle(builder, lanes, lanes, turned))
     return lanes
-
-
-def _shuffle(builder: Any, left: Any, right: Any, picked: list[int]) -> Any:
-    return builder.shuffle_vector(
-        left, right, ir.Constant(ir.VectorType(_WORD, len(picked)), picked)
-    )
 
 
 def _larger(builder: Any, left: Any, right: Any) -> Any:
     return builder.select(builder.fcmp_ordered(">", left, right), left, right)
-
-
-def _place(context: Any, builder: Any, signature: Any, args: Any, kind: Any) -> Any:
-    array = context.make_array(signature.args[0])(context, builder, args[0])
-    return builder.bitcast(builder.gep(array.data, [args[1]]), kind.as_pointer())
-
-
-def _widened(builder: Any, halves: Any) -> Any:
-    words = builder.zext(halves, _WORDS)
-    return builder.bitcast(builder.shl(words, ir.Constant(_WORDS, [16] * LANES)), _FLOATS)
-
-
-def _call(builder: Any, name: str, result: Any, operand: Any) -> Any:
-    form = ir.FunctionType(result, [_FLOATS])
-    return builder.call(cgutils.get_or_insert_function(builder.module, form, name), [operand])

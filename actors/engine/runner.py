@@ -19,7 +19,7 @@ from actors.engine.attention import PAGED
 from actors.engine.batch import StepBatch, build_batch
 from actors.engine.device_clock import clock_of
 from actors.engine.host_pages import HostPages
-from actors.engine.kernels import use_threads
+from actors.engine.jit import use_threads
 from actors.engine.kv_cache import KVCache
 from actors.engine.logprobs import score_prompt
 from actors.engine.pace import ThreadPace

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
-import numba
 import numpy as np
-from numpy.typing import NDArray
 
+from actors.engine.emit import LANES
+from actors.engine.jit import Array, helper
 from actors.engine.lanes import (
-    LANES,
     QUERIES,
     fill,
     larger,
@@ -22,18 +20,11 @@ from actors.engine.lanes import (
     total,
 )
 
-Array = NDArray[Any]
-T = TypeVar("T")
-
 LEAST = np.float32(-1e30)
 _LOG2_E = np.float32(1.4426950408889634)
 _EXP_SERIES = tuple(
     np.float32(term)
     for term in (1.3333558e-3, 9.6181291e-3, 5.5504109e-2, 2.4022651e-1, 6.9314718e-1, 1.0)
-)
-
-helper: Callable[[T], T] = numba.njit(
-    nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz", "arcp"}, error_model="numpy"
 )
 
 

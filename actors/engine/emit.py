@@ -1,0 +1,79 @@
+"""What our numba functions are emitted with: LLVM's types, places in arrays, vectors shuffled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+LANES = 16
+
+BYTE, HALF, WORD, LONG = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+FLOAT = ir.FloatType()
+FLOATS, WORDS, HALVES = (ir.VectorType(kind, LANES) for kind in (FLOAT, WORD, HALF))
+POINTER = BYTE.as_pointer()
+RELAXED = ("reassoc", "contract", "nsz", "arcp")  # a product and a sum may become one operation
+
+emitted: Callable[[Callable[..., Any]], Callable[..., Any]] = intrinsic
+
+
+def place(context: Any, builder: Any, array_type: Any, array: Any, at: Any, kind: Any) -> Any:
+    """The address of `array`'s element `at`, counted as in flat memory, as of a `kind`."""
+    seen = context.make_array(array_type)(context, builder, array)
+    return builder.bitcast(builder.gep(seen.data, [at]), kind.as_pointer())
+
+
+def call(builder: Any, name: str, result: Any, *operands: Any) -> Any:
+    """LLVM's own function `name`."""
+    form = ir.FunctionType(result, [operand.type for operand in operands])
+    return builder.call(cgutils.get_or_insert_function(builder.module, form, name), operands)
+
+
+def shuffle(builder: Any, left: Any, right: Any, picked: list[int]) -> Any:
+    """The elements `picked` of two vectors laid end to end."""
+    return builder.shuffle_vector(
+        left, right, ir.Constant(ir.VectorType(WORD, len(picked)), picked)
+    )
+
+
+def same(number: float, kind: Any = FLOATS) -> Any:
+    """One constant in all lanes."""
+    return ir.Constant(kind, [number] * LANES)
+
+
+def spread(builder: Any, number: Any) -> Any:
+    """One float32 in all lanes."""
+    nothing = ir.Constant(FLOATS, ir.Undefined)
+    first = builder.insert_element(nothing, number, WORD(0))
+    return builder.shuffle_vector(first, nothing, same(0, WORDS))
+
+
+def widened(builder: Any, halves: Any) -> Any:
+    """Sixteen bfloat16 as float32."""
+    return builder.bitcast(builder.shl(builder.zext(halves, WORDS), same(16, WORDS)), FLOATS)
+
+
+def rounded(builder: Any, floats: Any) -> Any:
+    """Sixteen float32 as bfloat16, to the nearest, ties to even."""
+    bits = builder.bitcast(floats, WORDS)
+    odd = builder.and_(builder.lshr(bits, same(16, WORDS)), same(1, WORDS))
+    near = builder.add(bits, builder.add(odd, same(0x7FFF, WORDS)))
+    return builder.trunc(builder.lshr(near, same(16, WORDS)), HALVES)
+
+
+def transposed(builder: Any, rows: list[Any]) -> list[Any]:
+    """Sixteen vectors of sixteen, rows for columns: halves, then quarters change places, ..."""
+    rows = list(rows)
+    for width in (1, 2, 4, 8):
+        upper = [i if not i & width else LANES + i - width for i in range(LANES)]
+        lower = [i + width if not i & width else LANES + i for i in range(LANES)]
+        for i in (i for i in range(LANES) if not i & width):
+            pair = rows[i], rows[i | width]
+            rows[i], rows[i | width] = (
+                shuffle(builder, *pair, upper),
+                shuffle(builder, *pair, lower),
+            )
+    return rows

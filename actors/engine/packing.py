@@ -1,0 +1,200 @@
+"""Numbers laid out as tiles want them, and what more a softmax beside tiles needs of vectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+
+from actors.engine.emit import (
+    FLOATS,
+    HALF,
+    HALVES,
+    LANES,
+    LONG,
+    RELAXED,
+    WORD,
+    WORDS,
+    call,
+    emitted,
+    place,
+    rounded,
+    same,
+    spread,
+    transposed,
+)
+from actors.engine.lanes import Lanes, lanes_type
+
+PAIRS = 2 * LANES
+"""bfloat16 numbers in a vector of pairs."""
+
+_MASK = ir.IntType(LANES)
+_AS_SET = WORD(4)  # rounding as the processor is set to
+_DOWNWARDS = WORD(1)
+
+
+def _series(degree: int) -> list[float]:
+    """2 ** x for x from 0 to 1 as a polynomial, its highest term first; of degree 4 within 5e-6."""
+    nodes = (np.cos(np.pi * (np.arange(200) + 0.5) / 200) + 1) / 2
+    fit = np.polynomial.Chebyshev.fit(nodes, 2.0**nodes, degree, domain=[0, 1])
+    return [float(term) for term in fit.convert(kind=np.polynomial.Polynomial).coef[::-1]]
+
+
+_SERIES = _series(4)
+
+
+@emitted
+def exp2(_context: Any, _lanes: Lanes) -> Any:
+    """2 ** `lanes`, for numbers up to 0, within 5e-6: what bfloat16 keeps of it is 4e-3."""
+
+    def emit(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        every = _MASK(-1)
+        rest = call(
+            builder,
+            "llvm.x86.avx512.mask.reduce.ps.512",  # x - floor(x)
+            FLOATS,
+            args[0],
+            _DOWNWARDS,
+            same(0.0),
+            every,
+            _AS_SET,
+        )
+        series = same(_SERIES[0])
+        for term in _SERIES[1:]:
+            series = builder.fadd(
+                builder.fmul(series, rest, flags=RELAXED), same(term), flags=RELAXED
+            )
+        return call(
+            builder,
+            "llvm.x86.avx512.mask.scalef.ps.512",  # series * 2 ** floor(x)
+            FLOATS,
+            series,
+            args[0],
+            same(0.0),
+            every,
+            _AS_SET,
+        )
+
+    return lanes_type(lanes_type), emit
+
+
+@emitted
+def count_from(_context: Any, _number: types.Type) -> Any:
+    """`number`, and the 15 after it."""
+
+    def emit(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        steps = ir.Constant(FLOATS, [float(i) for i in range(LANES)])
+        return builder.fadd(spread(builder, args[0]), steps)
+
+    return lanes_type(types.float32), emit
+
+
+@emitted
+def where_up_to(_context: Any, _left: Lanes, _right: Lanes, _then: Lanes, _other: Lanes) -> Any:
+    """`then` in the lanes in which `left` is at most `right`, `other` elsewhere."""
+
+    def emit(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        left, right, then, other = args
+        return builder.select(builder.fcmp_ordered("<=", left, right), then, other)
+
+    return lanes_type(*[lanes_type] * 4), emit
+
+
+@emitted
+def store_pairs(_context: Any, array: types.Array, at: types.Type, _a: Lanes, _b: Lanes) -> Any:
+    """Write 16 pairs of one number of each, rounded to bfloat16, to `array` from `at` on."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        half = same(0x8000, WORDS)
+        low, high = (builder.add(builder.bitcast(lanes, WORDS), half) for lanes in args[2:])
+        low = builder.lshr(low, same(16, WORDS))
+        high = builder.and_(high, same(0xFFFF0000, WORDS))
+        there = place(context, builder, signature.args[0], args[0], args[1], WORDS)
+        builder.store(builder.or_(low, high), there).align = 2
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, lanes_type, lanes_type), emit
+
+
+@emitted
+def turn_pairs(
+    _context: Any, source: types.Array, at: Any, stride: Any, target: types.Array, to: Any
+) -> Any:
+    """16 rows of 16 pairs, `stride` apart, to as many one after the other, rows for columns."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        rows = _rows(context, builder, signature, args, LANES, WORDS)
+        _put(context, builder, signature, args, transposed(builder, rows), PAIRS)
+        return context.get_dummy_value()
+
+    return types.void(source, types.intp, types.intp, target, types.intp), emit
+
+
+@emitted
+def turn_halves(
+    _context: Any, source: types.Array, at: Any, stride: Any, target: types.Array, to: Any
+) -> Any:
+    """32 rows of 16 bfloat16, `stride` apart, to 16 rows of 32, rows for columns."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        halves = _rows(context, builder, signature, args, PAIRS, HALVES)
+        words = [builder.zext(row, WORDS) for row in halves]
+        pairs = [
+            builder.or_(low, builder.shl(high, same(16, WORDS)))
+            for low, high in zip(words[::2], words[1::2], strict=True)
+        ]
+        _put(context, builder, signature, args, transposed(builder, pairs), PAIRS)
+        return context.get_dummy_value()
+
+    return types.void(source, types.intp, types.intp, target, types.intp), emit
+
+
+@emitted
+def turn_sums(
+    _context: Any, source: types.Array, at: Any, stride: Any, target: types.Array, to: Any
+) -> Any:
+    """16 rows of 16 float32, `stride` apart, to as many of bfloat16, rows for columns."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        sums = _rows(context, builder, signature, args, LANES, FLOATS)
+        turned = [rounded(builder, row) for row in transposed(builder, sums)]
+        _put(context, builder, signature, args, turned, LANES)
+        return context.get_dummy_value()
+
+    return types.void(source, types.intp, types.intp, target, types.intp), emit
+
+
+@emitted
+def take_next(_context: Any, counters: types.Array, at: types.Type) -> Any:
+    """A counter's number, which is one more for whoever asks next, of any thread."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        there = place(context, builder, signature.args[0], args[0], args[1], LONG)
+        return builder.atomic_rmw("add", there, LONG(1), "monotonic")
+
+    return types.int64(counters, types.intp), emit
+
+
+def _rows(
+    context: Any, builder: Any, signature: Any, args: Any, count: int, kind: ir.VectorType
+) -> list[Any]:
+    source, at, stride, *_ = args
+    rows = []
+    for i in range(count):
+        first = builder.add(at, builder.mul(stride, LONG(i)))
+        row = builder.load(place(context, builder, signature.args[0], source, first, kind))
+        row.align = HALF.width // 8
+        rows.append(row)
+    return rows
+
+
+def _put(
+    context: Any, builder: Any, signature: Any, args: Any, rows: list[Any], apart: int
+) -> None:
+    *_, target, to = args
+    for i, row in enumerate(rows):
+        first = builder.add(to, LONG(apart * i))
+        there = place(context, builder, signature.args[3], target, first, row.type)
+        builder.store(row, there).align = HALF.width // 8
