@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from actors.channel import TokenStream
+from actors.token_stream import TokenStream
 from cluster.blocks import page_hashes
 from cluster.config import ShoalConfig
 from cluster.errors import (
@@ -69,8 +69,9 @@ class LeaseSource(Protocol):
 class ShardStreams(Protocol):
     """The way to the shards, as a door sees it: `actors.channel.Channels`."""
 
-    def open(self, assignment: Assignment) -> TokenStream:
-        """Send the request where its lease says and listen for its tokens."""
+    def open(self, assignment: Assignment, held: bool = False) -> TokenStream:
+        """Send the request where its lease says, at the stream's `send` where it is `held` back,
+        and listen for its tokens."""
         ...
 
     async def close(self) -> None:
@@ -181,13 +182,18 @@ class Door:
         Suspects of a model are tried one at a time, each until its first token.
         """
         async with AsyncExitStack() as trial:
-            if flight.recovery.is_suspect:
+            watch_s = flight.recovery.watch_s
+            if flight.recovery.is_suspect and not watch_s:
                 await trial.enter_async_context(self._trials[flight.request.model])
             now = asyncio.get_running_loop().time()  # after the wait for the trial
             assignment = await self._assignment(flight, flight.next_attempt(now))
             request_id = assignment.request.request_id
-            stream = flight.stream = self._channels.open(assignment)
+            stream = flight.stream = self._channels.open(assignment, held=watch_s > 0)
             try:
+                if watch_s:  # beside others: they have not left, so none is on trial yet
+                    await asyncio.sleep(watch_s)
+                    await trial.enter_async_context(self._trials[flight.request.model])
+                    stream.send()
                 async for delta in stream:
                     if flight.recovery.progressed():
                         flight.source = None
