@@ -21,7 +21,7 @@ class FailoverConfig(Frozen):
         32, ge=1, description="Shards that may die while they run it before it is refused."
     )
     watch_s: float = Field(
-        5.0, ge=0, description="One more death and it is refused: its shard first lives so long."
+        1.0, ge=0, description="For each that went silent under it the next first lives so long."
     )
 
 

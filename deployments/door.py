@@ -179,19 +179,17 @@ class Door:
     async def _attempt(self, flight: _Flight) -> AsyncGenerator[TokenDelta, None]:
         """One lease and its deltas; leaving early tells the shard, or the scheduler.
 
-        Suspects of a model are tried one at a time, each until its first token.
+        Suspects of a model are tried one at a time, each until its first token. Until it is its
+        turn, one has its lease and watches the shard, but has not left.
         """
+        clock = asyncio.get_running_loop().time
         async with AsyncExitStack() as trial:
-            watch_s = flight.recovery.watch_s
-            if flight.recovery.is_suspect and not watch_s:
-                await trial.enter_async_context(self._trials[flight.request.model])
-            now = asyncio.get_running_loop().time()  # after the wait for the trial
-            assignment = await self._assignment(flight, flight.next_attempt(now))
+            assignment = await self._assignment(flight, flight.next_attempt(clock()))
             request_id = assignment.request.request_id
-            stream = flight.stream = self._channels.open(assignment, held=watch_s > 0)
+            stream = flight.stream = self._channels.open(assignment, held=assignment.suspect)
             try:
-                if watch_s:  # beside others: they have not left, so none is on trial yet
-                    await asyncio.sleep(watch_s)
+                if assignment.suspect:
+                    await asyncio.sleep(flight.recovery.watch_s(clock()))
                     await trial.enter_async_context(self._trials[flight.request.model])
                     stream.send()
                 async for delta in stream:
@@ -202,7 +200,7 @@ class Door:
                         yield delta
             except ShoalError as error:
                 if isinstance(error, Drained):
-                    until = asyncio.get_running_loop().time() + self._hand_over_s
+                    until = clock() + self._hand_over_s
                     flight.let_go(assignment.lease.shard, until)
                 # The shard may not hold it, and would then never report its end.
                 self._leases.withdraw(request_id)

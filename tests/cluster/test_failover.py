@@ -120,22 +120,27 @@ def test_deaths_in_a_row_refuse_a_request_by_name(kind: type[ShardLost], limit: 
         made.pause_s(kind("it died"), 0.0)
 
 
-def test_a_shard_is_watched_before_the_death_of_it_would_refuse_the_request() -> None:
+def test_the_more_shards_went_silent_under_it_the_longer_the_next_is_watched() -> None:
     made = recovery()
-    watched = [made.watch_s]
-    for kind in (ShardLost, Displaced, StepFailed, Displaced):
+    watched = [made.watch_s(0.0)]
+    for kind in (ShardLost, Displaced, ShardLost, Displaced):
         lose(made, kind("it died"))
-        watched.append(made.watch_s)
-    assert watched == [0.0, 0.0, 0.0, 2.0, 2.0]
+        watched.append(made.watch_s(0.0))
+    assert watched == [0.0, 2.0, 2.0, 4.0, 4.0]
     made.progressed()
-    assert made.watch_s == 0.0
+    assert made.watch_s(0.0) == 0.0
 
 
-def test_a_watch_that_would_outlast_the_deadline_is_not_begun() -> None:
+def test_after_a_step_that_said_what_it_failed_at_no_shard_is_watched() -> None:
+    made = recovery()
+    lose(made, StepFailed("it died"))
+    assert made.watch_s(0.0) == 0.0
+
+
+def test_who_has_no_time_for_a_watch_is_sent_at_once() -> None:
     made = recovery(deadline_at=5.0)
     lose(made, ShardLost("it died"), now=1.0)
-    with pytest.raises(DeadlineExceeded):
-        lose(made, ShardLost("it died"), now=3.5)
+    assert [made.watch_s(2.9), made.watch_s(3.1)] == [2.0, 0.0]
 
 
 @given(
@@ -161,7 +166,7 @@ def test_a_request_is_refused_for_deaths_in_a_row_and_in_silence_only_under_watc
             in_a_row.append(fate)
         steps = in_a_row.count(StepFailed)
         enough = steps == FAILED_STEPS or len(in_a_row) == SILENT_DEATHS
-        watched = made.watch_s > 0
+        watched = made.watch_s(0.0) > 0
         if fate is not Displaced and (enough or deaths >= max_deaths):
             with pytest.raises(PoisonRequest):
                 made.pause_s(fate("it died"), 0.0)

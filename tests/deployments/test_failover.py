@@ -103,7 +103,7 @@ async def test_a_lone_request_whose_shards_are_all_killed_before_a_token_outlive
 ):
     [alone], cluster = requests(1), ToyCluster(3, harmless)
     asking = asyncio.create_task(ask(cluster, alone))
-    while cluster.deaths < 10:
+    while cluster.deaths < 10 and not asking.done():
         await asyncio.sleep(0)
         cluster.kill_busy()
     async with running(cluster):
