@@ -12,7 +12,7 @@ import contextlib
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -22,9 +22,9 @@ from actors.channel_timing import ChannelTiming
 from actors.naming import ActorAddress
 from actors.outbox import Delta
 from actors.tasks import cancel_all, first_to_end
-from cluster import errors
-from cluster.errors import Displaced, FaultError, NotReady, RequestError, ShardLost, ShoalError
-from cluster.messages import Assignment, DeltaBatch, RequestFailed, ShardRef, TokenDelta
+from actors.token_stream import TokenStream
+from cluster.errors import Displaced, FaultError, NotReady, ShardLost
+from cluster.messages import Assignment, DeltaBatch, RequestFailed, ShardRef
 
 T = TypeVar("T")
 
@@ -32,65 +32,6 @@ logger = logging.getLogger(__name__)
 
 REMEMBERED = 1024
 """Lives of shards that a door shuns at most."""
-
-ERRORS: dict[str, type[ShoalError]] = {
-    name: kind
-    for name, kind in vars(errors).items()
-    if isinstance(kind, type) and issubclass(kind, (FaultError, RequestError))
-}
-"""What a RequestFailed may stand for, by the name it gives."""
-
-
-class TokenStream(AsyncIterator[TokenDelta]):
-    """What the shard says of one request, until each choice has ended.
-
-    Iteration raises the FaultError or RequestError that ended the request early. Whoever stops
-    listening before the end calls `cancel`, since nobody else will.
-    """
-
-    def __init__(self, assignment: Assignment, cancel: Callable[[str, int | None], bool]) -> None:
-        """`cancel` has the shard end a choice, or all; False where it never heard of them."""
-        self.request_id = assignment.request.request_id
-        self._cancel = cancel
-        self._awaited = set(assignment.outputs())
-        self._arrived: asyncio.Queue[Delta | None] = asyncio.Queue()
-
-    async def __anext__(self) -> TokenDelta:
-        while self._awaited or not self._arrived.empty():
-            delta = await self._arrived.get()
-            if isinstance(delta, RequestFailed):
-                raise ERRORS.get(delta.kind, FaultError)(delta.message)
-            if delta is not None:
-                return delta
-        raise StopAsyncIteration
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing more can arrive."""
-        return not self._awaited
-
-    def put(self, delta: Delta) -> None:
-        """For the channel: here is more. What is of a cancelled choice is dropped."""
-        if isinstance(delta, RequestFailed):
-            self._awaited.clear()
-        elif delta.choice not in self._awaited:
-            return
-        elif delta.finish is not None:
-            self._awaited.discard(delta.choice)
-        self._arrived.put_nowait(delta)
-
-    def cancel(self, choice: int | None = None) -> bool:
-        """End one choice, or all; its pages are free within one step. Twice is as good as once.
-
-        False where the request had not left for its shard, which will never report its end.
-        """
-        ended = self._awaited & ({choice} if choice is not None else self._awaited)
-        if not ended:
-            return True
-        self._awaited -= ended
-        self._arrived.put_nowait(None)
-        # The last choice takes the request with it, wherever the others have ended.
-        return self._cancel(self.request_id, choice if self._awaited else None)
 
 
 class TokenChannel:
@@ -108,6 +49,7 @@ class TokenChannel:
         self._shard: Any = None
         self._streams: dict[str, TokenStream] = {}
         self._assigns: dict[str, Assignment] = {}
+        self._held: set[str] = set()
         self._cancels: list[tuple[str, int | None]] = []
         self._outgoing = asyncio.Event()
         self._sending = asyncio.Lock()
@@ -115,13 +57,21 @@ class TokenChannel:
         self.closed = False
         self.task = asyncio.get_running_loop().create_task(self._run())
 
-    def open(self, assignment: Assignment) -> TokenStream:
-        """Send the request to the shard and listen for its tokens."""
-        stream = TokenStream(assignment, self.cancel)
+    def open(self, assignment: Assignment, held: bool = False) -> TokenStream:
+        """Send the request to the shard, at once unless it is to be `held` back until the stream's
+        `send`, and listen for its tokens."""
+        stream = TokenStream(assignment, self.cancel, self.send)
         self._streams[stream.request_id] = stream
         self._assigns[stream.request_id] = assignment
-        self._outgoing.set()
+        self._held.add(stream.request_id)
+        if not held:
+            self.send(stream.request_id)
         return stream
+
+    def send(self, request_id: str) -> None:
+        """Hold the request back no more."""
+        self._held.discard(request_id)
+        self._outgoing.set()
 
     def cancel(self, request_id: str, choice: int | None = None) -> bool:
         """Tell the shard to end one choice, or all, of a request that was opened here.
@@ -130,6 +80,7 @@ class TokenChannel:
         """
         if choice is None:
             self._streams.pop(request_id, None)
+            self._held.discard(request_id)
             if self._assigns.pop(request_id, None) is not None:
                 return False
         self._cancels.append((request_id, choice))
@@ -177,8 +128,13 @@ class TokenChannel:
     async def _flush(self) -> None:
         async with self._sending:
             self._outgoing.clear()
-            assigns, self._assigns = tuple(self._assigns.values()), {}
-            cancels, self._cancels = tuple(self._cancels), []
+            due = [one for one in self._assigns if one not in self._held]
+            if any(self._assigns[one].suspect for one in due):
+                # A shard that is lost already would otherwise be laid at its door.
+                await self._patiently(lambda: self._shard.identity.remote())
+            assigns = tuple(self._assigns.pop(one) for one in due if one in self._assigns)
+            cancels = tuple(one for one in self._cancels if one[0] not in self._assigns)
+            self._cancels = [one for one in self._cancels if one not in cancels]
             if assigns:
                 await self._patiently(lambda: self._shard.assign.remote(self._door, assigns))
             if cancels:
@@ -255,12 +211,13 @@ class Channels:
     def __len__(self) -> int:
         return len(self._channels)
 
-    def open(self, assignment: Assignment) -> TokenStream:
-        """Send the request where its lease says and listen for its tokens."""
+    def open(self, assignment: Assignment, held: bool = False) -> TokenStream:
+        """Send the request where its lease says and listen for its tokens. One that is `held` back
+        leaves at the stream's `send`; a shard that is lost by then never had it."""
         shard = assignment.lease.shard
         if self._shunned.get(shard, 0.0) > asyncio.get_running_loop().time():
             return _displaced(assignment)
-        return self._channel(shard).open(assignment)
+        return self._channel(shard).open(assignment, held)
 
     async def close(self) -> None:
         """Cancel what is open and end every channel."""

@@ -74,14 +74,17 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Seconds before a lost actor is created again: none, then doubling, until one is steady."""
+    """Seconds before a lost actor is created again: none, then doubling, until one is steady. One
+    that had loaded has shown that it can, so the next is not put off for longer than `ready_s`."""
 
     first_s: float = 1.0
     longest_s: float = 60.0
     steady_s: float = 10.0
+    ready_s: float = 4.0
 
-    def delay(self, losses: int) -> float:
-        return 0.0 if losses <= 1 else min(self.first_s * 2.0 ** (losses - 2), self.longest_s)
+    def delay(self, losses: int, was_ready: bool = False) -> float:
+        longest_s = min(self.ready_s, self.longest_s) if was_ready else self.longest_s
+        return 0.0 if losses <= 1 else min(self.first_s * 2.0 ** (losses - 2), longest_s)
 
 
 def advance(member: Member, event: Event, now: float, message: str, backoff: Backoff) -> Member:
@@ -95,6 +98,7 @@ def advance(member: Member, event: Event, now: float, message: str, backoff: Bac
     moved = replace(member, state=state, since=now, message=message or kept, cramped=False)
     if event is not Event.LOST:
         return moved
-    steady = member.state is State.READY and now - member.since >= backoff.steady_s
+    was_ready = member.state is State.READY
+    steady = was_ready and now - member.since >= backoff.steady_s
     losses = 1 if steady else member.losses + 1
-    return replace(moved, losses=losses, retry_at=now + backoff.delay(losses))
+    return replace(moved, losses=losses, retry_at=now + backoff.delay(losses, was_ready))

@@ -23,9 +23,10 @@ from typing import Any
 
 import ray
 
-from actors.channel import Channels, TokenStream
+from actors.channel import Channels
 from actors.creation import MAX_CONCURRENCY
 from actors.doors import Doors
+from actors.token_stream import TokenStream
 from benchmarks.report import markdown_row
 from cluster.messages import (
     Assignment,

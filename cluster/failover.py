@@ -28,7 +28,8 @@ whom it computed leaves no doubt who was there."""
 
 SILENT_DEATHS = 3
 """The same for shards that went without a word. Something from outside may have killed them, so one
-more has to die, and that one while the request is tried by itself."""
+more has to die, each after the first while the request is tried by itself and after a while without
+it."""
 
 
 def attempt_id(request_id: str, number: int) -> str:
@@ -86,7 +87,8 @@ class Recovery:
     step that failed, or that had had no token from the shard that went without a word; a token from
     the next shard clears it. Whoever has one against it is a suspect, and is tried apart from
     other suspects. `FAILED_STEPS` or `SILENT_DEATHS` against it in a row, or `max_deaths` in all,
-    and it is refused.
+    and it is refused. After a silent one, the next shard has to live for a while with the request
+    not sent yet: one that dies by then, as all do in a storm, did not die of it.
     """
 
     def __init__(
@@ -117,6 +119,12 @@ class Recovery:
     @property
     def is_suspect(self) -> bool:
         return self._failed_steps + self._silent_deaths > 0
+
+    def watch_s(self, now: float) -> float:
+        """Seconds that a shard has to live, once it is leased, before the request is sent there: as
+        many times `watch_s` as went silent under it; none where its deadline would pass."""
+        watch_s = self._config.watch_s * self._silent_deaths
+        return watch_s if now + watch_s < self._deadline_at else 0.0
 
     def deadline_s(self, now: float) -> float | None:
         """Seconds that are left until the first token is late, None where it cannot be."""

@@ -20,6 +20,9 @@ class FailoverConfig(Frozen):
     max_deaths: int = Field(
         32, ge=1, description="Shards that may die while they run it before it is refused."
     )
+    watch_s: float = Field(
+        1.0, ge=0, description="For each that went silent under it the next first lives so long."
+    )
 
 
 class FleetConfig(Frozen):

@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from actors.channel import TokenStream
+from actors.token_stream import TokenStream
 from cluster.blocks import page_hashes
 from cluster.config import ShoalConfig
 from cluster.errors import (
@@ -69,8 +69,9 @@ class LeaseSource(Protocol):
 class ShardStreams(Protocol):
     """The way to the shards, as a door sees it: `actors.channel.Channels`."""
 
-    def open(self, assignment: Assignment) -> TokenStream:
-        """Send the request where its lease says and listen for its tokens."""
+    def open(self, assignment: Assignment, held: bool = False) -> TokenStream:
+        """Send the request where its lease says, at the stream's `send` where it is `held` back,
+        and listen for its tokens."""
         ...
 
     async def close(self) -> None:
@@ -178,16 +179,19 @@ class Door:
     async def _attempt(self, flight: _Flight) -> AsyncGenerator[TokenDelta, None]:
         """One lease and its deltas; leaving early tells the shard, or the scheduler.
 
-        Suspects of a model are tried one at a time, each until its first token.
+        Suspects of a model are tried one at a time, each until its first token. Until it is its
+        turn, one has its lease and watches the shard, but has not left.
         """
+        clock = asyncio.get_running_loop().time
         async with AsyncExitStack() as trial:
-            if flight.recovery.is_suspect:
-                await trial.enter_async_context(self._trials[flight.request.model])
-            now = asyncio.get_running_loop().time()  # after the wait for the trial
-            assignment = await self._assignment(flight, flight.next_attempt(now))
+            assignment = await self._assignment(flight, flight.next_attempt(clock()))
             request_id = assignment.request.request_id
-            stream = flight.stream = self._channels.open(assignment)
+            stream = flight.stream = self._channels.open(assignment, held=assignment.suspect)
             try:
+                if assignment.suspect:
+                    await asyncio.sleep(flight.recovery.watch_s(clock()))
+                    await trial.enter_async_context(self._trials[flight.request.model])
+                    stream.send()
                 async for delta in stream:
                     if flight.recovery.progressed():
                         flight.source = None
@@ -196,7 +200,7 @@ class Door:
                         yield delta
             except ShoalError as error:
                 if isinstance(error, Drained):
-                    until = asyncio.get_running_loop().time() + self._hand_over_s
+                    until = clock() + self._hand_over_s
                     flight.let_go(assignment.lease.shard, until)
                 # The shard may not hold it, and would then never report its end.
                 self._leases.withdraw(request_id)

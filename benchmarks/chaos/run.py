@@ -135,7 +135,9 @@ class Chaos:
     async def _strike_all(
         self, http: httpx.AsyncClient, rounds: list[list[Fault]], requests: int
     ) -> None:
-        """Each when its share of the requests is answered: while nothing goes on, nobody dies."""
+        """Each when its share of the requests is answered: while nothing goes on, nobody dies. One
+        that is late, as nobody was there to be struck, comes once somebody is, however few requests
+        are left: the last of them may meet several in a row, which is no excuse to lose them."""
         for number, faults in enumerate(rounds):
             while self._done < requests * (number + 0.5) / len(rounds):
                 self._progress.clear()

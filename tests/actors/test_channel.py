@@ -15,11 +15,12 @@ import pytest_asyncio
 import ray
 from ray.exceptions import ActorUnavailableError
 
-from actors.channel import Channels, TokenStream
+from actors.channel import Channels
 from actors.channel_timing import ChannelTiming
 from actors.creation import new_incarnation, shard_options
 from actors.shard import KVShard
 from actors.shard_spec import ShardSpec
+from actors.token_stream import TokenStream
 from cluster.errors import ContextTooLong, Displaced, ShardLost, StaleLease
 from cluster.messages import Assignment, DeltaBatch, FinishReason, ShardRef
 from tests.actors.living import (
@@ -238,6 +239,39 @@ async def test_a_shard_that_answers_no_poll_is_lost_and_what_it_says_later_is_no
     os.kill(pid, signal.SIGCONT)
     await until(lambda: is_empty(handle))
     assert await tokens_of(stream) == {}
+    await channels.close()
+
+
+async def test_what_is_held_back_leaves_when_it_is_let_go(
+    channels: Channels, shard: tuple[ShardRef, Any]
+) -> None:
+    held = channels.open(assignment(shard[0]), held=True)
+    await tokens_of(channels.open(assignment(shard[0])))
+    assert await is_empty(shard[1])
+    held.send()
+    assert await tokens_of(held)
+
+
+async def test_what_is_held_back_is_never_sent_once_it_is_cancelled(
+    channels: Channels, shard: tuple[ShardRef, Any]
+) -> None:
+    held = channels.open(assignment(shard[0]), held=True)
+    await tokens_of(channels.open(assignment(shard[0])))
+    assert not held.cancel()
+    assert await tokens_of(held) == {}
+
+
+async def test_neither_what_is_held_back_nor_a_suspect_has_been_at_a_shard_that_does_not_answer(
+    folder: Path,
+) -> None:
+    ref, handle = await start(KVShard, folder, 6)
+    channels = Channels(NAMESPACE, "door", replace(QUICK, silence_s=1.0))
+    os.kill(await pid_of(handle), signal.SIGSTOP)
+    held = channels.open(assignment(ref), held=True)
+    suspect = channels.open(replace(assignment(ref), suspect=True))
+    errors = await asyncio.gather(tokens_of(held), tokens_of(suspect), return_exceptions=True)
+    assert [type(error) for error in errors] == [Displaced] * 2
+    ray.kill(handle)
     await channels.close()
 
 

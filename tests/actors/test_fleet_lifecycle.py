@@ -38,6 +38,13 @@ def test_each_loss_in_a_row_doubles_the_wait_for_the_next_life() -> None:
     assert waits == [0.0, 1.0, 2.0, 4.0, 8.0, 8.0]
 
 
+def test_one_that_had_loaded_is_not_put_off_for_long() -> None:
+    backoff = Backoff(first_s=1.0, longest_s=8.0, ready_s=3.0)
+    assert [backoff.delay(losses, was_ready=True) for losses in range(1, 6)] == [0, 1, 2, 3, 3]
+    lost = advance(shard(losses=9), Event.LOST, 5.0, "", backoff)
+    assert lost.retry_at == 8.0
+
+
 def test_a_steady_life_forgives_earlier_losses() -> None:
     steady = shard(losses=5)
     assert advance(steady, Event.LOST, 60.0, "", BACKOFF).losses == 1

@@ -13,13 +13,14 @@ import pytest_asyncio
 import ray
 
 from actors import hand_over
-from actors.channel import Channels, TokenStream
+from actors.channel import Channels
 from actors.channel_timing import ChannelTiming
 from actors.creation import new_incarnation, shard_options
 from actors.departure import Farewell
 from actors.parcels import Layout, Parcel
 from actors.shard import KVShard
 from actors.shard_spec import ShardSpec
+from actors.token_stream import TokenStream
 from cluster.config import CacheConfig
 from cluster.errors import Drained, FaultError
 from cluster.failover import Transcript, attempt_id

@@ -24,7 +24,9 @@ from cluster.failover import FAILED_STEPS, SILENT_DEATHS, Recovery, Transcript
 from cluster.fleet_config import FailoverConfig
 from cluster.messages import Emitted, FinishReason, TokenDelta
 
-CONFIG = FailoverConfig(patience_s=10.0, first_delay_s=0.1, longest_delay_s=1.0, max_deaths=5)
+CONFIG = FailoverConfig(
+    patience_s=10.0, first_delay_s=0.1, longest_delay_s=1.0, max_deaths=5, watch_s=2.0
+)
 PASSING: list[ShoalError] = [Displaced("drained"), SchedulerLost("away")]
 BUSY: list[ShoalError] = [NotReady("no shard", 1.0), QueueFull("full", 1.0)]
 
@@ -116,6 +118,63 @@ def test_deaths_in_a_row_refuse_a_request_by_name(kind: type[ShardLost], limit: 
         assert made.is_suspect
     with pytest.raises(PoisonRequest, match=f"request r .*{limit} shards died.*it died"):
         made.pause_s(kind("it died"), 0.0)
+
+
+def test_the_more_shards_went_silent_under_it_the_longer_the_next_is_watched() -> None:
+    made = recovery()
+    watched = [made.watch_s(0.0)]
+    for kind in (ShardLost, Displaced, ShardLost, Displaced):
+        lose(made, kind("it died"))
+        watched.append(made.watch_s(0.0))
+    assert watched == [0.0, 2.0, 2.0, 4.0, 4.0]
+    made.progressed()
+    assert made.watch_s(0.0) == 0.0
+
+
+def test_after_a_step_that_said_what_it_failed_at_no_shard_is_watched() -> None:
+    made = recovery()
+    lose(made, StepFailed("it died"))
+    assert made.watch_s(0.0) == 0.0
+
+
+def test_who_has_no_time_for_a_watch_is_sent_at_once() -> None:
+    made = recovery(deadline_at=5.0)
+    lose(made, ShardLost("it died"), now=1.0)
+    assert [made.watch_s(2.9), made.watch_s(3.1)] == [2.0, 0.0]
+
+
+@given(
+    st.lists(st.sampled_from([ShardLost, StepFailed, Displaced, None]), max_size=40),
+    st.integers(1, 8),
+)
+def test_a_request_is_refused_for_deaths_in_a_row_and_in_silence_only_under_watch(
+    fates: list[type[ShoalError] | None], max_deaths: int
+) -> None:
+    """`None` is a token. Only a lease without one since counts where the shard goes in silence."""
+    config = CONFIG.model_copy(update={"max_deaths": max_deaths})
+    made = Recovery("r", config, lambda: 0.0)
+    in_a_row: list[type[ShoalError]] = []
+    deaths, proven = 0, False
+    made.leased()
+    for fate in fates:
+        if fate is None:
+            made.progressed()
+            in_a_row, proven = [], True
+            continue
+        deaths += fate is not Displaced
+        if fate is StepFailed or (fate is ShardLost and not proven):
+            in_a_row.append(fate)
+        steps = in_a_row.count(StepFailed)
+        enough = steps == FAILED_STEPS or len(in_a_row) == SILENT_DEATHS
+        watched = made.watch_s(0.0) > 0
+        if fate is not Displaced and (enough or deaths >= max_deaths):
+            with pytest.raises(PoisonRequest):
+                made.pause_s(fate("it died"), 0.0)
+            assert watched or steps == FAILED_STEPS or deaths >= max_deaths
+            return
+        made.pause_s(fate("it died"), 0.0)
+        made.leased()
+        proven = False
 
 
 def test_the_deadline_is_that_of_the_first_token() -> None:

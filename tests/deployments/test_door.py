@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from actors.channel import TokenStream
 from actors.outbox import Delta
+from actors.token_stream import TokenStream
 from cluster.blocks import page_hashes
 from cluster.config import CacheConfig, ModelConfig, ShoalConfig
 from cluster.errors import (
@@ -85,20 +85,36 @@ class Shards:
         self.streams: list[TokenStream] = []
         self.opened = asyncio.Event()
         self.reached = True
+        self.held: list[str] = []
+        self.sent: list[str] = []
+        self.left = asyncio.Event()
 
-    def open(self, assignment: Assignment) -> TokenStream:
+    def open(self, assignment: Assignment, held: bool = False) -> TokenStream:
         self.assigned.append(assignment)
-        stream = TokenStream(assignment, self.cancel)
+        stream = TokenStream(assignment, self.cancel, lambda _: self._play(assignment, stream))
         self.streams.append(stream)
         self.opened.set()
+        if held:
+            self.held.append(stream.request_id)
+        else:
+            self._play(assignment, stream)
+        return stream
+
+    def _play(self, assignment: Assignment, stream: TokenStream) -> None:
+        self.sent.append(stream.request_id)
+        self.left.set()
         for delta in self.script(assignment.request):
             stream.put(delta)
-        return stream
 
     async def has_opened(self, count: int) -> None:
         while len(self.streams) < count:
             self.opened.clear()
             await self.opened.wait()
+
+    async def has_sent(self, count: int) -> None:
+        while len(self.sent) < count:
+            self.left.clear()
+            await self.left.wait()
 
     def cancel(self, request_id: str, choice: int | None) -> bool:
         self.cancelled.append((request_id, choice))
@@ -122,8 +138,13 @@ def lost(asked: Request) -> RequestFailed:
     return RequestFailed(asked.request_id, ShardLost.__name__, "it died")
 
 
+def failed(asked: Request) -> RequestFailed:
+    return RequestFailed(asked.request_id, StepFailed.__name__, "its step failed")
+
+
 def make_door(router: Router, shards: Shards, **failover: float) -> Door:
-    quick: dict[str, Any] = {"first_delay_s": 1e-6, "longest_delay_s": 1e-6, **failover}
+    quick: dict[str, Any] = {"first_delay_s": 1e-6, "longest_delay_s": 1e-6, "watch_s": 1e-6}
+    quick |= failover
     config = ShoalConfig(models=(MODEL,), failover=FailoverConfig(**quick))
     return Door(router, shards, config, uniform=lambda: 0.0)
 
@@ -289,18 +310,58 @@ async def test_a_suspect_says_so_and_is_cleared_by_a_token() -> None:
     assert [one.suspect for one in shards.assigned] == [False, True, False]
 
 
-async def test_suspects_are_tried_one_at_a_time_until_a_token_is_out() -> None:
-    router, first = Router(), request()
-    shards = Shards(lambda a: [lost(a)] if "~" not in a.request_id else [])
-    door = make_door(router, shards)
-    names = ("a", "b")
+async def test_what_a_shard_went_silent_under_is_held_back_until_the_next_has_lived() -> None:
+    shards = Shards(dies_twice)
+    [_ async for _ in make_door(Router(), shards).generate(request())]
+    assert [one.request.request_id for one in shards.assigned] == ["r", "r~1", "r~2"]
+    assert shards.held == ["r~1", "r~2"]
+
+
+async def test_who_leaves_while_the_request_is_held_back_gives_the_lease_back() -> None:
+    router, shards = Router(), Shards(lambda asked: [lost(asked)])
+    shards.reached = False
+    door = make_door(router, shards, watch_s=3600.0)
+    reading = asyncio.create_task(anext(door.generate(request())))
+    await shards.has_opened(2)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert router.withdrawn[-1] == "r~1"
+
+
+async def test_what_is_held_back_keeps_no_other_suspect_waiting() -> None:
+    fate = {"a": lost, "b": failed}
+    shards = Shards(lambda a: [fate[a.request_id](a) if a.request_id in fate else token(a)])
+    door = make_door(Router(), shards, watch_s=3600.0)
+    held = asyncio.create_task(anext(door.generate(replace(request(), request_id="a"))))
+    await shards.has_opened(2)
+    other = door.generate(replace(request(), request_id="b"))
+    async with aclosing(other):
+        assert await anext(other) == TokenDelta("b~1", 0, (65,))
+    held.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await held
+    assert "a~1" not in shards.sent
+
+
+def dies_twice(asked: Request) -> list[Delta]:
+    return [lost(asked) if asked.request_id in ("r", "r~1") else token(asked, 0, STOP)]
+
+
+@pytest.mark.parametrize("fault", [lost, failed])
+async def test_suspects_are_tried_one_at_a_time_until_a_token_is_out(
+    fault: Callable[[Request], RequestFailed],
+) -> None:
+    shards = Shards(lambda a: [fault(a)] if "~" not in a.request_id else [])
+    door = make_door(Router(), shards)
     readers = [
-        asyncio.create_task(anext(door.generate(replace(first, request_id=name)))) for name in names
+        asyncio.create_task(anext(door.generate(replace(request(), request_id=name))))
+        for name in ("a", "b")
     ]
-    await shards.has_opened(3)
-    assert [one.request.request_id for one in shards.assigned] == ["a", "b", "a~1"]
+    await shards.has_sent(3)
+    assert shards.sent == ["a", "b", "a~1"]
     shards.streams[2].put(TokenDelta("a~1", 0, (65,)))
-    await shards.has_opened(4)
+    await shards.has_sent(4)
     shards.streams[3].put(TokenDelta("b~1", 0, (65,), finish=STOP))
     await asyncio.gather(*readers)
 

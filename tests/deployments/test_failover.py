@@ -98,6 +98,18 @@ async def test_whatever_dies_when_every_request_gets_what_was_due(seed: int) -> 
     assert given == list(map(due, wanted))
 
 
+async def test_a_lone_request_whose_shards_are_all_killed_before_a_token_outlives_the_storm() -> (
+    None
+):
+    [alone], cluster = requests(1), ToyCluster(3, harmless)
+    asking = asyncio.create_task(ask(cluster, alone))
+    while cluster.deaths < 10 and not asking.done():
+        await asyncio.sleep(0)
+        cluster.kill_busy()
+    async with running(cluster):
+        assert await asking == due(alone)
+
+
 async def read(
     cluster: ToyCluster, request: Request, text: ModelText, kill_at: int | None = None
 ) -> Heard:
@@ -170,6 +182,16 @@ async def test_a_poison_that_kills_in_silence_is_refused_after_three_deaths() ->
     assert isinstance(given.pop(6), PoisonRequest)
     assert given == list(map(due, innocents))
     assert cluster.deaths == 3
+
+
+async def test_two_poisons_that_kill_in_silence_are_told_from_those_around_them() -> None:
+    innocents = requests(12)
+    cluster = ToyCluster(2, kills_at_output(0), speaking=False)
+    async with running(cluster):
+        given = await ask_all(cluster, [poison("one"), *innocents, poison("two")])
+    assert [type(given.pop(0)), type(given.pop())] == [PoisonRequest] * 2
+    assert given == list(map(due, innocents))
+    assert cluster.deaths <= 6
 
 
 async def test_two_poisons_are_told_from_those_around_them() -> None:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from itertools import count
 
-from actors.channel import TokenStream
+from actors.token_stream import TokenStream
 from cluster.batching import Batcher
 from cluster.batching_config import BatchingConfig
 from cluster.blocks import BlockPool
@@ -46,6 +46,12 @@ class ToyShard:
         self.batcher = Batcher(self.pool, config, MAX_MODEL_LEN)
         self.memory = PagedMemory(MODEL.cache.block_size)
         self.streams: dict[str, TokenStream] = {}
+        self.held: dict[str, Assignment] = {}
+
+    def admit(self, request_id: str) -> None:
+        assignment = self.held.pop(request_id, None)
+        if assignment is not None:
+            self.batcher.admit(assignment)
 
     def tell(self, request_id: str, kind: str) -> None:
         self.streams.pop(request_id).put(RequestFailed(request_id, kind, f"{self.ref.shard} died"))
@@ -64,7 +70,7 @@ class ToyCluster:
         self._lives = count()
         self._turns = count()
         self._shards = [self._born(index) for index in range(size)]
-        quick = FailoverConfig(first_delay_s=1e-6, longest_delay_s=1e-6)
+        quick = FailoverConfig(first_delay_s=1e-6, longest_delay_s=1e-6, watch_s=1e-6)
         config = ShoalConfig(models=(MODEL,), failover=quick)
         self.door = Door(self, self, config, uniform=lambda: 0.0)
 
@@ -75,19 +81,24 @@ class ToyCluster:
     def withdraw(self, request_id: str) -> None:
         """A toy scheduler keeps no books."""
 
-    def open(self, assignment: Assignment) -> TokenStream:
+    def open(self, assignment: Assignment, held: bool = False) -> TokenStream:
         request_id = assignment.request.request_id
-        stream = TokenStream(assignment, self.cancel)
         for shard in self._shards:
             if shard.ref == assignment.lease.shard:
-                shard.streams[request_id] = stream
-                shard.batcher.admit(assignment)
+                stream = shard.streams[request_id] = TokenStream(
+                    assignment, self.cancel, shard.admit
+                )
+                shard.held[request_id] = assignment
+                if not held:
+                    shard.admit(request_id)
                 return stream
+        stream = TokenStream(assignment, self.cancel)
         stream.put(RequestFailed(request_id, Displaced.__name__, "it was replaced"))
         return stream
 
     def cancel(self, request_id: str, choice: int | None) -> bool:
         for shard in self._shards:
+            shard.held.pop(request_id, None)
             shard.batcher.cancel(request_id, choice)
         return True
 
@@ -102,12 +113,20 @@ class ToyCluster:
                 await asyncio.sleep(0)
 
     def kill(self, index: int) -> None:
-        """From outside, between two steps."""
+        """From outside, between two steps. What was held back was never there."""
         shard = self._shards[index]
         self.deaths += 1
         self._shards[index] = self._born(index)
         for request_id in tuple(shard.streams):
-            shard.tell(request_id, ShardLost.__name__)
+            kind = Displaced if request_id in shard.held else ShardLost
+            shard.tell(request_id, kind.__name__)
+        shard.held.clear()
+
+    def kill_busy(self) -> None:
+        """Whoever has a request, or will."""
+        for index, shard in enumerate(self._shards):
+            if shard.streams:
+                self.kill(index)
 
     def kill_all(self) -> None:
         for index in range(len(self._shards)):
