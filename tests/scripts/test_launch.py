@@ -14,14 +14,26 @@ from scripts.serve_config import read_serve_config
 ROOT = Path(__file__).parents[2]
 
 
+def made(folder: Path) -> Secrets:
+    secrets = Secrets(folder / "key", folder / "token")
+    secrets.api_key.write_text("k")
+    return secrets
+
+
+def test_temporary_files_of_the_cluster_lie_in_the_folder_that_goes_with_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TMPDIR", "/elsewhere")
+    under = environment(read_serve_config(ROOT / "ray-config.yaml"), made(tmp_path), tmp_path)
+    assert Path(under["TMPDIR"]).parent == tmp_path
+
+
 def test_where_serve_is_set_to_our_haproxy_the_real_one_is_found(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     real, ours = get_haproxy_binary(), str(ROOT / "scripts" / "haproxy")
     monkeypatch.setenv("RAY_SERVE_HAPROXY_BINARY_PATH", ours)
-    secrets = Secrets(tmp_path / "key", tmp_path / "token")
-    secrets.api_key.write_text("k")
-    under = environment(read_serve_config(ROOT / "ray-config.yaml"), secrets, tmp_path)
+    under = environment(read_serve_config(ROOT / "ray-config.yaml"), made(tmp_path), tmp_path)
     assert under["SHOAL_HAPROXY"] == real
     assert (
         under["RAY_SERVE_HAPROXY_BINARY_PATH"]
