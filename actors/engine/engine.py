@@ -179,6 +179,7 @@ class Engine:
             folder_failed=pages.folder.failed,
             folder_read=pages.folder.read,
             folder_corrupt=pages.folder.corrupt,
+            folder_given_up=pages.folder.given_up,
             pauses=batching.pauses,
             preemptions=batching.preemptions,
             tokens_computed=batching.tokens_computed,
@@ -232,8 +233,7 @@ def follow_engine(
     """Be another rank than 0 of the engine that rank 0 loads: its part of each step, for ever,
     with as many `threads` as there are at the time.
 
-    Raises as `load_engine`, and ShardLost when a rank is lost.
-    """
+    Raises as `load_engine`, and ShardLost when a rank is lost."""
     loaded = _load(folder, model, device, gang)
     follow(loaded, fit(loaded, model, gang).cache, gang, threads)
 
