@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ if TYPE_CHECKING:  # importing the engine imports torch, which the shard's owner
     from actors.engine.runner import Forward
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +144,10 @@ class EngineThread:
         while True:
             orders, snapshot_wanted = self._await_work(engine)
             failures = tuple(failed for order in orders if (failed := order(engine)))
-            deltas = engine.step()
-            self._publish(_outcome(engine, (*failures, *deltas), snapshot_wanted))
+            deltas, refused = engine.step(), engine.drain_refused()
+            for one in refused:
+                logger.error("%s is refused: %s", one.request_id, one.message)
+            self._publish(_outcome(engine, (*failures, *deltas, *refused), snapshot_wanted))
             self.turns += 1
 
     def _await_work(self, engine: Engine) -> tuple[list[Callable[..., RequestFailed | None]], bool]:

@@ -18,7 +18,7 @@ from cluster.drafting import Drafter
 from cluster.drafts import Draft
 from cluster.errors import ContextTooLong, InvalidRequest, LedgerBroken
 from cluster.harvest import Harvest
-from cluster.messages import Assignment, PageHash, TokenDelta
+from cluster.messages import Assignment, PageHash, RequestFailed, TokenDelta
 from cluster.reports import NO_PREFILLING, HeldRequest, Prefilling
 from cluster.roster import Roster
 from cluster.sequences import Family, track
@@ -137,7 +137,8 @@ class Batcher:
 
         `took_s` is how long the step took, where somebody looked at the clock.
 
-        Raises LedgerBroken where result and plan, or plan and sequences, do not fit together.
+        Raises LedgerBroken where result and plan, or plan and sequences, do not fit together, and
+        DeviceFault where the shard computes nothing that can be used.
         """
         unsettled = next((each for each in self._unsettled if each[0] == plan), None)
         if unsettled is None:
@@ -170,6 +171,10 @@ class Batcher:
         produced = tuple(family.produced for family in ended)
         prefilling, self._prefilling = self._prefilling, NO_PREFILLING
         return Progress(self._harvest.drain_started(), ids, produced, prefilling)
+
+    def drain_refused(self) -> tuple[RequestFailed, ...]:
+        """The requests that ended for flaws in what was computed of them, since the last call."""
+        return self._harvest.drain_refused()
 
     def stats(self) -> BatcherStats:
         living = sum(len(family.members) for family in self._roster.families.values())

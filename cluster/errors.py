@@ -23,10 +23,11 @@
     +-- FaultError              ours: a part of the system failed
         +-- ShardLost               the shard died with the sequence on it
         |   +-- StepFailed              in a step that computed the sequence
-        +-- DeviceFault             a GPU reported an error that what is on it may not survive
+        +-- DeviceFault             a device reports an error, or computes nothing of any use
         +-- Displaced               the shard let the request go; it goes on elsewhere
         |   +-- Drained                 and gives away, for a moment, what it has computed of it
         +-- PoisonRequest           shards died of it; names the request
+        |   +-- NotFinite               its numbers come out infinite, or as none
         +-- SchedulerLost           the scheduler could not be reached
         +-- StaleLease              the lease belongs to another life of the shard
         +-- IllegalTransition       a state change that the table does not allow
@@ -160,7 +161,8 @@ class StepFailed(ShardLost):
 
 
 class DeviceFault(FaultError):
-    """A GPU reported an error that its memory or its results may not have survived; names it."""
+    """A GPU reported an error that its memory or its results may not have survived; names it. Or
+    what a device computes is no use."""
 
 
 class Displaced(FaultError):
@@ -173,6 +175,11 @@ class Drained(Displaced):
 
 class PoisonRequest(FaultError):
     """Shards died of this request whenever they ran it, so no further one is risked for it."""
+
+
+class NotFinite(PoisonRequest):
+    """The model's numbers for this request overflow or are none, so it has no next token. Another
+    shard of the same weights would compute the same, so none is asked."""
 
 
 class SchedulerLost(FaultError):

@@ -82,7 +82,8 @@ class Transcript:
 class Recovery:
     """Whether one request is tried again, when, and with how much caution.
 
-    The rule. Only what is the system's fault is tried again, after a pause that doubles, for
+    The rule. Only what is the system's fault, and not proven to be due to the request itself
+    (`soundness`), is tried again, after a pause that doubles, for
     `patience_s` at most from one token to the next. A death tells against a request that was in the
     step that failed, or that had had no token from the shard that went without a word; a token from
     the next shard clears it. Whoever has one against it is a suspect, and is tried apart from
@@ -187,7 +188,7 @@ class Recovery:
         but for a deadline."""
         if isinstance(error, CapacityError):
             return self._admitted and not isinstance(error, DeadlineExceeded)
-        return isinstance(error, FaultError)
+        return isinstance(error, FaultError) and not isinstance(error, PoisonRequest)
 
     def _backoff_s(self) -> float:
         """Between half of and the whole `first_delay_s * 2^attempts`, which is bounded."""

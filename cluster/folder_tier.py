@@ -3,6 +3,9 @@
 A file is written from a slot of host memory and read into one, by threads beside the steps. So a
 page is here only once its file is whole, and a file that is being read is not removed. No number
 names two files, so it does not matter in which order the threads come to them.
+
+A disk that has gone bad fails order after order, each after it made somebody wait. So after some in
+a row the tier is given up: it forgets what it has, and takes nothing until it is told to try again.
 """
 
 from __future__ import annotations
@@ -17,6 +20,9 @@ from cluster.messages import PageHash
 
 IN_FLIGHT = 64
 """Pages being written at once, at most: their slots of host memory cannot be given away."""
+
+FAILURES = 8
+"""Orders that fail in a row, but for want of room, after which the tier is given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +69,8 @@ FileDone = Written | Read
 @dataclass(frozen=True, slots=True)
 class FolderStats:
     """Files that are whole and their bytes; since the start, files written, those that could not
-    be, pages read back, and files that were found missing or damaged."""
+    be, pages read back, and files that were found missing or damaged; and how often all of it was
+    given up."""
 
     pages: int
     used_bytes: int
@@ -71,6 +78,7 @@ class FolderStats:
     failed: int
     read: int
     corrupt: int
+    given_up: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +99,12 @@ class FolderTier:
         self._numbers = count()
         self._used = 0
         self._written = self._failed = self._read = self._corrupt = 0
+        self._failing = 0
+        self._given_up = 0
+        self._left: list[PageHash] = []
+        self._orphans: list[int] = []
+        self.resting = False
+        """Whether it was given up."""
 
     def __contains__(self, content: PageHash) -> bool:
         return content in self._files
@@ -105,7 +119,7 @@ class FolderTier:
 
     @property
     def may_write(self) -> bool:
-        return len(self._writing) < IN_FLIGHT
+        return len(self._writing) < IN_FLIGHT and not self.resting
 
     @property
     def writing(self) -> frozenset[PageHash]:
@@ -134,7 +148,8 @@ class FolderTier:
         victims = self._victims() if self.may_write else None
         if victims is None:
             return None
-        dropped = tuple([self._forget(victim) for victim in victims])
+        dropped = (*self._orphans, *[self._forget(victim) for victim in victims])
+        self._orphans.clear()
         self._writing[content] = next(self._numbers)
         return PageWrite(content, slot, self._writing[content], dropped), victims
 
@@ -155,6 +170,17 @@ class FolderTier:
             self._settle_write(done)
         else:
             self._settle_read(done)
+        if self._failing >= FAILURES and not self.resting:
+            self._give_up()
+
+    def try_again(self) -> None:
+        """It has rested: the next failure gives it up again, the next success is a new start."""
+        self.resting = False
+
+    def drain_left(self) -> tuple[PageHash, ...]:
+        """What was forgotten since the last call because all was."""
+        left, self._left = tuple(self._left), []
+        return left
 
     def stats(self) -> FolderStats:
         return FolderStats(
@@ -164,6 +190,7 @@ class FolderTier:
             failed=self._failed,
             read=self._read,
             corrupt=self._corrupt,
+            given_up=self._given_up,
         )
 
     def verify(self) -> None:
@@ -186,7 +213,10 @@ class FolderTier:
             self._failed += 1
             if done.full:
                 self._room = self._used + self._most * len(self._writing)
+            else:
+                self._failing += 1
         else:
+            self._failing = 0
             self._written += 1
             self._files[done.content] = _File(number, done.size)
             self._used += done.size
@@ -196,10 +226,20 @@ class FolderTier:
             raise LedgerBroken(f"page {done.content.hex()} was read without order")
         self._reading.remove(done.content)
         if done.whole:
+            self._failing = 0
             self._read += 1
         else:
+            self._failing += 1
             self._corrupt += 1
             self._forget(done.content)
+
+    def _give_up(self) -> None:
+        """Files that nobody reads are removed with the next that is written."""
+        self.resting = True
+        self._given_up += 1
+        left = list(self._unread())
+        self._left += left
+        self._orphans += [self._forget(content) for content in left]
 
     def _victims(self) -> tuple[PageHash, ...] | None:
         """What has to go, the least recently used first, for one more file."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from cluster.block_tables import BlockTables
-from cluster.errors import LedgerBroken
+from cluster.errors import LedgerBroken, ShoalError
 from cluster.lookup import confirmed
-from cluster.messages import FinishReason, TokenDelta, TokenLogprob
+from cluster.messages import FinishReason, RequestFailed, TokenDelta, TokenLogprob
 from cluster.roster import Roster
 from cluster.sequences import Family, Tracked, finish_reason
+from cluster.soundness import Soundness
 from cluster.steps import Chunk, StepPlan, StepResult, pair
 
 
@@ -19,7 +20,9 @@ class Harvest:
         self._tables = tables
         self._roster = roster
         self._max_model_len = max_model_len
+        self._soundness = Soundness()
         self._started: list[str] = []
+        self._refused: list[RequestFailed] = []
         self.computed = 0
         self.sampled = 0
         self.guessed = 0
@@ -28,12 +31,18 @@ class Harvest:
     def enter(self, plan: StepPlan, result: StepResult) -> list[TokenDelta]:
         """What the step gave for sequences cancelled meanwhile is dropped.
 
-        Raises LedgerBroken where result and plan, or plan and sequences, do not fit together.
+        Raises LedgerBroken where result and plan, or plan and sequences, do not fit together, and
+        DeviceFault where the shard computes nothing that can be used.
         """
+        self._soundness.judge(plan, result)
         deltas: list[TokenDelta] = []
-        for chunk, sampled, scores in pair(plan, result):
+        for number, (chunk, sampled, scores) in enumerate(pair(plan, result)):
             tracked = self._roster.living(chunk.sequence)
-            if tracked is not None:
+            if tracked is None:
+                continue
+            if number in result.flaws:
+                self._refuse(tracked.family, result.flaws[number])
+            else:
                 self._advance(tracked, chunk, scores)
                 deltas += self._deltas(tracked, chunk, sampled)
         return deltas
@@ -42,6 +51,18 @@ class Harvest:
         """Ids of the requests whose first delta came since the last call."""
         started, self._started = tuple(self._started), []
         return started
+
+    def drain_refused(self) -> tuple[RequestFailed, ...]:
+        """The requests that ended for flaws in what was computed of them, since the last call."""
+        refused, self._refused = tuple(self._refused), []
+        return refused
+
+    def _refuse(self, family: Family, flaw: ShoalError) -> None:
+        """All its choices end: they share what was computed."""
+        name = family.request.request_id
+        self._refused.append(RequestFailed(name, type(flaw).__name__, flaw.message))
+        for member in list(family.members.values()):
+            self._roster.end(member)
 
     def _advance(self, tracked: Tracked, chunk: Chunk, scores: tuple[TokenLogprob, ...]) -> None:
         sequence, family = tracked.sequence, tracked.family

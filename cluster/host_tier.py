@@ -141,7 +141,7 @@ class HostTier:
         """What is to be read and written by threads once the drained moves are done; and what the
         folder gives up for that."""
         orders, self._reads = self._reads, []
-        dropped: list[PageHash] = []
+        dropped = [*self.folder.drain_left()]
         for content in list(islice(self._slots, max(0, self._ahead - len(self._free)))):
             slot = self._slots[content]
             if content in self.folder:

@@ -16,10 +16,11 @@ class EngineStats:
     only for their prefix and may be reused at once. `host_pages` are kept in host memory, whatever
     the pool holds of them; `pages_saved` went there, `pages_loaded` came back. `folder_pages` are
     kept in files, of `folder_bytes` together; files were written, or could not be
-    (`folder_failed`), and were read back, or found missing or damaged (`folder_corrupt`). `pauses`
-    are the watermark's, `preemptions` for want of pages. Of `tokens_guessed` ahead of their turn so
-    many were `guesses_right`. `compiled`: by a program made for the model, not by its layers one by
-    one. `device_s`: from the first to the last kernel of each forward pass, on a GPU.
+    (`folder_failed`), and were read back, or found missing or damaged (`folder_corrupt`); so often
+    they were all given up for a while (`folder_given_up`), as the disk failed. `pauses` are the
+    watermark's, `preemptions` for want of pages. Of `tokens_guessed` ahead of their turn so many
+    were `guesses_right`. `compiled`: by a program made for the model, not by its layers one by one.
+    `device_s`: from the first to the last kernel of each forward pass, on a GPU.
     """
 
     steps: int
@@ -38,6 +39,7 @@ class EngineStats:
     folder_failed: int
     folder_read: int
     folder_corrupt: int
+    folder_given_up: int
     pauses: int
     preemptions: int
     tokens_computed: int

@@ -7,10 +7,10 @@ These objects stay within one process: the engine reads sequences, only the plan
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from cluster.errors import LedgerBroken
+from cluster.errors import LedgerBroken, ShoalError
 from cluster.messages import Request, TokenLogprob
 
 
@@ -106,10 +106,12 @@ class StepResult:
 
     For each chunk with `samples`, in the plan's order, `sampled` holds what comes after its tokens
     and after each of its guesses, and for each with `score_prompt` `prompt_scores` holds one tuple.
+    `flaws` says of chunks, by their number in the plan, why nothing of that means anything.
     """
 
     sampled: tuple[tuple[TokenLogprob, ...], ...]
     prompt_scores: tuple[tuple[TokenLogprob, ...], ...] = ()
+    flaws: Mapping[int, ShoalError] = field(default_factory=dict)
 
 
 def _widths(plan: StepPlan) -> list[int]:

@@ -89,7 +89,8 @@ def _load(raw: bytes) -> Any:
     except UnicodeDecodeError as error:
         reason = f"the body is not UTF-8, at byte {error.start}"
     except json.JSONDecodeError as error:
-        reason = f"the body is not valid JSON: {error.msg} at {error.pos}"
+        what = error.msg.removesuffix(" at")  # as some of Python's messages end
+        reason = f"the body is not valid JSON: {what} at {error.pos}"
     except RecursionError:
         reason = "the body is not valid JSON here: it is nested too deeply"
     except ValueError:

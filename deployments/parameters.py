@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from cluster.errors import InvalidRequest
-from deployments.refusals import refuse_invalid
+from deployments.refusals import HALF_A_PAIR, refuse_invalid
 
 COMPLETION_TOKENS = 16
 """What OpenAI generates for a prompt, as opposed to messages, where no limit is given."""
@@ -52,11 +52,10 @@ def one_or_list(value: Any) -> str | None:
 
 
 def _whole(text: str) -> str:
-    """JSON can spell half of a surrogate pair, which is no text and has no encoding."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError("holds half of a surrogate pair, which is no text") from None
+        raise ValueError(HALF_A_PAIR) from None
     return text
 
 

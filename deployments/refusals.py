@@ -12,9 +12,13 @@ from cluster.errors import InvalidRequest, UnsupportedField
 
 Location = tuple[int | str, ...]
 
+HALF_A_PAIR = "holds half of a surrogate pair, which is no text"
+"""JSON can spell it, and it has no encoding."""
+
 SENTENCES: Mapping[str, str] = {
     "missing": "is missing",
     "string_type": "must be a string",
+    "string_unicode": HALF_A_PAIR,
     "int_type": "must be an integer",
     "int_from_float": "must be an integer",
     "float_type": "must be a number",
@@ -44,7 +48,8 @@ def refuse(problems: Sequence[Any]) -> InvalidRequest:
     param = param_path(problem["loc"])
     if problem["type"] == "extra_forbidden":
         return UnsupportedField(f"`{param}` is not supported here", param)
-    return InvalidRequest(f"`{param}` {_sentence(problem)}{_got(problem['input'])}", param)
+    field = f"`{param}`" if param else "the name of a field"  # which may be no text itself
+    return InvalidRequest(f"{field} {_sentence(problem)}{_got(problem['input'])}", param)
 
 
 def refuse_invalid(error: ValidationError) -> InvalidRequest:

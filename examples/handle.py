@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import ray
 from ray import serve
 
@@ -15,7 +17,8 @@ ray.init(log_to_driver=False)
 shoal = serve.get_app_handle("shoal")
 
 question = ChatMessage(role="user", content="What is the capital of France?")
-request = GenerateRequest(messages=[question], temperature=0)
+model = sys.argv[1] if len(sys.argv) > 1 else None  # may be left out where one is served
+request = GenerateRequest(model=model, messages=[question], temperature=0)
 print(shoal.generate.remote(request).result().text)
 
 for delta in shoal.options(stream=True).stream.remote(request):

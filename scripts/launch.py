@@ -26,6 +26,7 @@ from actors.models import default_cache
 from deployments.auth import read_keys
 from scripts.display import Display
 from scripts.keys import ensure_secret
+from scripts.leftovers import sweep_pages
 from scripts.processes import end_descendants
 from scripts.serve_config import ServeConfig, free_port
 
@@ -79,7 +80,8 @@ def environment(config: ServeConfig, secrets: Secrets, temp_dir: Path) -> dict[s
 
     The setting named for Windows and OS X has the node call itself 127.0.0.1, and so do Ray's own
     ports, metrics included, which else answer on every interface. What the caller's environment
-    sets stays.
+    sets stays, but for where temporary files go: what is killed leaves them (Python's forkserver,
+    of Ray's dashboard, does each time), and ours go with us. The path is short: sockets are there.
     """
     keys = config.shoal.gateway.auth.keys_env
     haproxy = temp_dir / "haproxy"
@@ -108,6 +110,7 @@ def environment(config: ServeConfig, secrets: Secrets, temp_dir: Path) -> dict[s
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(secrets.ray_token),
         "PYTHONPATH": python_path(),
+        "TMPDIR": str(temp_dir / "tmp"),
     }
     return {k: v for k, v in (ours | os.environ | fixed).items() if k != "RAY_AUTH_TOKEN"}
 
@@ -156,6 +159,7 @@ class Cluster:
         self.ray_address = ""
         try:
             under = environment(config, secrets, self.temp_dir)
+            Path(under["TMPDIR"]).mkdir()  # or Python would use another
             keys = read_keys(under[config.shoal.gateway.auth.keys_env])
             self._key = next(iter(keys), None)
             self._child = self._start(under)
@@ -237,8 +241,9 @@ class Cluster:
             time.sleep(STOP_POLL_S)
 
     def kill(self) -> None:
-        """End whatever is left of it, now."""
+        """End whatever is left of it, now; files of pages go with the shards."""
         end_descendants()
+        sweep_pages(self._config.shoal.models)
 
     def forget(self) -> None:
         """Remove its files, logs included."""

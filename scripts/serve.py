@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -129,21 +130,27 @@ def _greeting(
     model = config.shoal.models[0].name
     body = json.dumps({"model": model, "temperature": 0, "messages": [question]})
     key = "" if config.shoal.gateway.auth.mode == "none" else _key_header(config, secrets)
-    # Else Ray would look for 127.0.0.1 at the address that this machine has for others.
-    loopback = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0"
-    token = f"{loopback} RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={secrets.ray_token}"
     took = ", ".join(f"{stage.lower()} {took:.1f}" for stage, took in seconds.items())
     return f"""
 Ready after {sum(seconds.values()):.1f} s ({took}).{_sleepers(asleep)}
 
   API        {url}/v1   docs: {url}/docs
   Dashboard  {cluster.dashboard}   it asks for the token that this prints: cat {secrets.ray_token}
-  Python     RAY_ADDRESS={cluster.ray_address} {token} .venv/bin/python examples/handle.py
+  Python     {python_line(config, secrets, cluster.ray_address)}
   Logs       {cluster.temp_dir}/session_latest/logs
 
   curl {url}/v1/chat/completions {key}-H 'Content-Type: application/json' -d '{body}'
 
 Ctrl-C ends all of it."""
+
+
+def python_line(config: ServeConfig, secrets: Secrets, ray_address: str) -> str:
+    """It names a model, since there may be several."""
+    # Else Ray would look for 127.0.0.1 at the address that this machine has for others.
+    loopback = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0"
+    token = f"{loopback} RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={secrets.ray_token}"
+    example = f"examples/handle.py {shlex.quote(config.shoal.models[0].name)}"
+    return f"RAY_ADDRESS={ray_address} {token} .venv/bin/python {example}"
 
 
 def _sleepers(asleep: list[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
 
@@ -49,13 +50,14 @@ def read_serve_config(path: Path, port: int | None = None) -> ServeConfig:
 
     Raises ConfigError for a file that cannot be read, is no YAML mapping or holds no Shoal
     application, for a field that Serve does not know or takes otherwise, for a deployment that
-    Shoal has not, and for whatever `parse_config` and `parse_settings` refuse.
+    Shoal has not, for what needs packages that are not here, and for whatever `parse_config` and
+    `parse_settings` refuse.
     """
     deploy = _mapping(path)
     _set_port(deploy, port)
     place, ours = _our_application(deploy, path)
     shoal = parse_config(ours.get("args", {}))
-    _refuse_if_any(_serve_problems(deploy))
+    _refuse_if_any([*_serve_problems(deploy), *_missing_packages(shoal)])
     for index, deployment in enumerate(ours.get("deployments", [])):
         _check_deployment(deployment, f"{place}.deployments[{index}]", shoal)
     name, route = ours.get("name", "default"), ours.get("route_prefix", "/")
@@ -113,6 +115,16 @@ def _serve_problems(deploy: dict[str, Any]) -> list[tuple[str, str]]:
             where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in problem["loc"])
             problems.append((where.lstrip("."), f"{problem['msg']} (got {problem['input']!r:.80})"))
     return problems
+
+
+def _missing_packages(shoal: ShoalConfig) -> Iterator[tuple[str, str]]:
+    """Shards would not load without."""
+    for index, model in enumerate(shoal.models):
+        if model.cache.folder is not None and find_spec("lz4") is None:
+            yield (
+                f"args.models[{index}].cache.folder",
+                "needs lz4, which is not installed: pip install '.[folder]', Shoal's extra",
+            )
 
 
 def _unknown_fields(kind: type[BaseModel], data: Any, path: str) -> Iterator[tuple[str, str]]:

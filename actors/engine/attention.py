@@ -197,7 +197,7 @@ def _attend(
 ) -> Tensor:
     """One read, `[rows, heads, value_dim]`."""
     if read.pages is not None:
-        key, value = step.cache.gather(layer, read.pages, read.sequences)
+        key, value = step.cache.gather(layer, read.pages, read.sequences, read.beyond)
     rows, heads = query.shape[2], query.shape[1]
     query = query[0].view(heads, read.sequences, -1, query.shape[-1]).transpose(0, 1)
     if softcap is not None:

@@ -2,8 +2,8 @@
 
 Rows are ordered by the engine: single-token chunks (decodes) first, then other short ones (decodes
 with guesses), longest context first, so that neighbours are of similar length and a group of
-decodes is a slice. Everything is built with
-numpy once a step; nothing here runs once a token or once a layer.
+decodes is a slice. Everything is built with numpy once a step; nothing here runs once a token or
+once a layer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ Ints = NDArray[np.int64]
 MAX_GROUP_TOKENS = 65_536
 """Context tokens gathered at once for one group of decodes: bounds the scratch memory."""
 
-
 MOST_ALONE = 8
 """Rows of a chunk up to which each reads its pages in place, where decodes do: gathering the pages
 costs more for so few, and what one row has read is still near when the next one does. A decode with
@@ -41,7 +40,8 @@ class Read:
     """Attention of the rows `rows`: `sequences` sequences with an equal number of queries each.
 
     They read `pages` (for each sequence `len(pages) / sequences` of them, in order) under the
-    additive `mask`, `[sequences, 1, queries, tokens]`. Without pages the rows attend to
+    additive `mask`, `[sequences, 1, queries, tokens]`; what lies `beyond` a sequence on its pages,
+    by its place among all tokens read, is not its own. Without pages the rows attend to
     themselves, causally: a prompt's first chunk needs nothing that it has not just computed.
     """
 
@@ -49,6 +49,7 @@ class Read:
     sequences: int
     pages: Tensor | None = None
     mask: Tensor | None = None
+    beyond: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,8 +262,15 @@ class _ReadPlanner:
             visible = span.table[self._first_page(span) :][: self._page_count(span)]
             row[: len(visible)] = visible
         rows = slice(spans[0].row, spans[-1].row + spans[-1].rows)
-        mask = self._mask(spans, width * self.cache.block_size)
-        return Read(rows, len(spans), upload(pages.ravel(), self.cache.device), mask)
+        tokens = width * self.cache.block_size
+        mask, beyond = self._mask(spans, tokens), self._beyond(spans, tokens)
+        return Read(rows, len(spans), upload(pages.ravel(), self.cache.device), mask, beyond)
+
+    def _beyond(self, spans: list[Span], tokens: int) -> Tensor | None:
+        """Places, in `tokens` for each span, behind the last one that it has computed."""
+        own = np.array([s.end - self._first_page(s) * self.cache.block_size for s in spans])
+        places = np.flatnonzero(np.arange(tokens) >= own[:, None])
+        return upload(places, self.cache.device) if len(places) else None
 
     def _mask(self, spans: list[Span], tokens: int) -> Tensor:
         """0 where query `q` sees key `k` (`q - window < k <= q`), -inf elsewhere."""

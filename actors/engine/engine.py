@@ -34,13 +34,13 @@ from cluster.config import ModelConfig
 from cluster.errors import InvalidRequest, UnsupportedModel
 from cluster.findable import PageEvents
 from cluster.host_tier import HostTier
-from cluster.messages import Assignment, PageHash, TokenDelta
+from cluster.messages import Assignment, PageHash, RequestFailed, TokenDelta
 from cluster.reports import HeldRequest, ShardCapacity
 from cluster.stats import EngineStats
 from cluster.watermark import OFF, marks
 
 REST_S = 0.05
-"""How long to wait for files while nothing else can be done, before the inbox is looked at."""
+"""Seconds to wait for files with nothing else to do, before the inbox is looked at."""
 
 logger = logging.getLogger(__name__)
 
@@ -149,13 +149,16 @@ class Engine:
         return self._pool.findable()
 
     def drain_progress(self) -> Progress:
-        """Requests that started and that ended since the last call, and how fast prompts were
-        computed."""
+        """What started and ended since the last call, and how fast prompts were computed."""
         return self._batcher.drain_progress()
 
     def drain_page_events(self) -> PageEvents:
         """Pages that became findable and that no longer are, since the last call."""
         return self._pool.drain_events()
+
+    def drain_refused(self) -> tuple[RequestFailed, ...]:
+        """The requests that ended because they cannot be computed, since the last call."""
+        return self._batcher.drain_refused()
 
     def stats(self) -> EngineStats:
         batching, pages = self._batcher.stats(), self._pool.stats()
@@ -176,6 +179,7 @@ class Engine:
             folder_failed=pages.folder.failed,
             folder_read=pages.folder.read,
             folder_corrupt=pages.folder.corrupt,
+            folder_given_up=pages.folder.given_up,
             pauses=batching.pauses,
             preemptions=batching.preemptions,
             tokens_computed=batching.tokens_computed,
@@ -229,8 +233,7 @@ def follow_engine(
     """Be another rank than 0 of the engine that rank 0 loads: its part of each step, for ever,
     with as many `threads` as there are at the time.
 
-    Raises as `load_engine`, and ShardLost when a rank is lost.
-    """
+    Raises as `load_engine`, and ShardLost when a rank is lost."""
     loaded = _load(folder, model, device, gang)
     follow(loaded, fit(loaded, model, gang).cache, gang, threads)
 

@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import get_native_id
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import torch
@@ -40,6 +41,9 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 WRITERS_NICE = 10
 """How far the writing thread stands back: the page that it writes is of use later, if ever."""
+
+REST_S = 60.0
+"""For so long a disk that fails again and again is left alone, before it is tried again."""
 
 logger = logging.getLogger(__name__)
 
@@ -97,8 +101,8 @@ class FolderPages:
         if self._folder.free < room:
             free = f"{self._folder.free / GIB:.3g} GiB of {config.gib:g}"
             logger.warning("%s has room for %s: files take no more", config.path, free)
-        self._room = min(room, self._folder.free)
-        self._most = codec.most
+        self._tier = FolderTier(min(room, self._folder.free), codec.most)
+        self._rests_until: float | None = None
         self._host = host
         self._under_way = 0
         self._clerk = _Clerk(self._folder.path, codec)
@@ -115,12 +119,14 @@ class FolderPages:
         self._folder.close()
 
     def ledger(self) -> FolderTier:
-        """For a folder that is empty yet."""
-        return FolderTier(self._room, self._most)
+        """Of the folder, which is empty yet."""
+        return self._tier
 
     def exchange(self, pool: BlockPool, wait_s: float = 0.0) -> None:
         """Have done what `pool` orders, all moves that it gave out being done or under way, and
         tell it what was done; wait for so many seconds at most until there is something."""
+        if self._tier.resting:
+            self._rest(monotonic())
         orders = pool.drain_orders()
         if orders:
             ready = self._host.copies_done()
@@ -129,6 +135,16 @@ class FolderPages:
         for done in self._finished(wait_s):
             self._under_way -= 1
             pool.settle(done)
+
+    def _rest(self, now: float) -> None:
+        if self._rests_until is None:
+            self._rests_until = now + REST_S
+            if self._tier.stats().given_up == 1:
+                path = self._folder.path
+                logger.warning("%s fails: without files for %g s at a time", path, REST_S)
+        elif now >= self._rests_until:
+            self._rests_until = None
+            self._tier.try_again()
 
     def _start(self, order: FileOrder, ready: Callable[[], None]) -> None:
         self._under_way += 1

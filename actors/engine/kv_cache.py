@@ -87,8 +87,9 @@ def page_bytes(layers: Mapping[int, LayerShape], block_size: int, dtype: torch.d
 class KVCache:
     """Pages of keys and values for every attention layer of one model.
 
-    Pages start as zeros and only ever hold finite numbers: a masked position has weight zero, and
-    zero times a stray NaN would still be NaN. `in_place` is by default what is fastest on a CPU.
+    `in_place` is by default what is fastest on a CPU. What lies in a page behind its sequence may
+    be of another one, and no finite number: who gathers it makes it zero, since a masked position
+    has weight zero, and zero times NaN is NaN.
     `tiles` is what `prompts` works in, where the processor can and a row need not repeat.
     Behind the last page lies the `spare` one, which nobody owns: rows that only fill up a step
     write there.
@@ -141,8 +142,11 @@ class KVCache:
         """The same as tensors."""
         return self._layers[layer].paged
 
-    def gather(self, layer: int, pages: Tensor, sequences: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of `pages` (an equal number for each of `sequences`, in a row).
+    def gather(
+        self, layer: int, pages: Tensor, sequences: int, beyond: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values of `pages` (an equal number for each of `sequences`, in a row); zeros at
+        the places `beyond`, counted over all of them.
 
         Returns `[sequences, kv_heads, tokens, dim]` each, valid until the next gather.
         """
@@ -150,6 +154,9 @@ class KVCache:
         shape = source.shape
         keys = self._scratch.select("key", source.keys, pages)
         values = self._scratch.select("value", source.values, pages)
+        if beyond is not None:
+            keys.view(-1, shape.kv_heads * shape.key_dim).index_fill_(0, beyond, 0)
+            values.view(-1, shape.kv_heads * shape.value_dim).index_fill_(0, beyond, 0)
         return (
             keys.view(sequences, -1, shape.kv_heads, shape.key_dim).transpose(1, 2),
             values.view(sequences, -1, shape.kv_heads, shape.value_dim).transpose(1, 2),
@@ -192,7 +199,7 @@ class KVCache:
         return torch.from_numpy(np.require(data, requirements="W")).to(self.device)
 
     def scatter_bytes(self, pages: Sequence[int], data: Tensor) -> None:
-        """Make `pages` hold what `gather_bytes` gave. No number in it may be infinite or none.
+        """Make `pages` hold what `gather_bytes` gave.
 
         Raises ValueError where `data` is not `[len(pages), page_bytes]`.
         """

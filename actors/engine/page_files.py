@@ -46,7 +46,7 @@ class OwnFolder:
     def __init__(self, parent: Path) -> None:
         try:
             parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(parent / f"{PREFIX}sweeping.lock"):
+            with _sweeping(parent):
                 _sweep(parent)
                 self.free = shutil.disk_usage(parent).free
                 self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
@@ -59,6 +59,19 @@ class OwnFolder:
                 f"{parent} cannot be written to: {error}", "cache.folder.path"
             ) from error
         self.close = weakref.finalize(self, _remove, self.path, lock)
+
+
+def sweep(parent: Path) -> None:
+    """Remove the folders that are left over in `parent`, if there is one. Raises OSError where it
+    cannot be written to."""
+    if parent.is_dir():
+        with _sweeping(parent):
+            _sweep(parent)
+
+
+def _sweeping(parent: Path) -> FileLock:
+    """Held too by who makes a folder: one that has no lock yet is not left over."""
+    return FileLock(parent / f"{PREFIX}sweeping.lock")
 
 
 def _sweep(parent: Path) -> None:

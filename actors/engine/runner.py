@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from actors.engine.attention import PAGED
 from actors.engine.batch import StepBatch, build_batch
 from actors.engine.device_clock import clock_of
+from actors.engine.flaws import unsampled, unscored
 from actors.engine.host_pages import HostPages
 from actors.engine.jit import use_threads
 from actors.engine.kv_cache import KVCache
@@ -81,16 +82,16 @@ class ModelRunner:
         self._cache.copy_pages(plan.copies)
         self.host.load(plan.loads)
         batch = build_batch(plan, self._cache)
-        sampling = [i for i, chunk in enumerate(plan.chunks) if chunk.samples]
-        scoring = [i for i, chunk in enumerate(plan.chunks) if chunk.score_prompt]
-        sampled_rows = [_sampled_rows(plan.chunks[i], batch.first_row[i]) for i in sampling]
-        scored_rows = [_scored_rows(plan.chunks[i], batch.first_row[i]) for i in scoring]
+        sampling = {i: chunk for i, chunk in enumerate(plan.chunks) if chunk.samples}
+        scoring = {i: chunk for i, chunk in enumerate(plan.chunks) if chunk.score_prompt}
+        sampled_rows = [_sampled_rows(chunk, batch.first_row[i]) for i, chunk in sampling.items()]
+        scored_rows = [_scored_rows(chunk, batch.first_row[i]) for i, chunk in scoring.items()]
         logits = self.logits(batch, [*chain(*sampled_rows, *scored_rows)])
         count = sum(map(len, sampled_rows))
-        return StepResult(
-            sampled=self._sample(logits[:count], [plan.chunks[i] for i in sampling]),
-            prompt_scores=_scores(logits[count:], [plan.chunks[i] for i in scoring], scored_rows),
-        )
+        sampled = self._sample(logits[:count], [*sampling.values()])
+        scores = _scores(logits[count:], [*scoring.values()], scored_rows)
+        flaws = chain(unscored(scoring, scores), unsampled(logits, sampling, sampled))
+        return StepResult(sampled, scores, dict(flaws))
 
     def _sample(
         self, logits: Tensor, chunks: Sequence[Chunk]

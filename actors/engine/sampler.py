@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from actors.engine.flaws import NO_TOKEN
 from actors.engine.logprobs import report
 from actors.engine.penalties import adjust
 from actors.engine.uploads import indices, upload
@@ -42,7 +43,8 @@ class Sampler:
     ) -> tuple[TokenLogprob, ...]:
         """A token of each of `sequences`; `logits` is `[len(sequences), vocab]`.
 
-        Row `i` is for the token at `places[i]` of its sequence's output.
+        Row `i` is for the token at `places[i]` of its sequence's output. It is NO_TOKEN where the
+        sequence's numbers are not all finite, or banned, or none is left.
         Log probabilities are filled in only for sequences whose request asks for them.
         """
         if not sequences:
@@ -57,7 +59,7 @@ class Sampler:
         if len(drawn) == len(sequences):
             chosen = self._draw(logits, sequences, places)
         else:
-            chosen = logits.argmax(dim=-1)
+            chosen = _likeliest(logits)
         if 0 < len(drawn) < len(sequences):
             rows = indices(drawn, logits.device)
             own = [sequences[row] for row in drawn], [places[row] for row in drawn]
@@ -76,7 +78,8 @@ class Sampler:
         uniforms = _column(list(map(self._uniform, sequences, places)), total)
         # Strictly below the total, whatever rounding does, so that the token found has a chance.
         target = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
-        return torch.searchsorted(cumulative, target, right=True)[:, 0]
+        drawn = torch.searchsorted(cumulative, target, right=True)
+        return torch.where(total < torch.inf, drawn, NO_TOKEN)[:, 0]
 
     def _uniform(self, sequence: Sequence, place: int) -> float:
         """A number in [0, 1) that depends on (seed, output position, choice) alone."""
@@ -89,6 +92,14 @@ class Sampler:
 
 def _is_greedy(sequence: Sequence) -> bool:
     return sequence.request.sampling.temperature < GREEDY_BELOW
+
+
+def _likeliest(logits: Tensor) -> Tensor:
+    """The largest of a row is no number where any is none, and infinite where any is, or all are
+    banned: so it tells of all of them."""
+    chosen = logits.argmax(dim=-1, keepdim=True)
+    largest = logits.gather(1, chosen)
+    return torch.where(largest.abs() < torch.inf, chosen, NO_TOKEN)[:, 0]
 
 
 def _filter(probs: Tensor, sampling: Many[Sampling]) -> Tensor:
@@ -151,7 +162,7 @@ def _with_logprobs(
     raw: Tensor, tokens: list[int], sequences: Many[Sequence]
 ) -> tuple[TokenLogprob, ...]:
     asked = {row: s.request.sampling.logprobs for row, s in enumerate(sequences)}
-    rows = [row for row, top in asked.items() if top is not None]
+    rows = [row for row, top in asked.items() if top is not None and tokens[row] != NO_TOKEN]
     if not rows:
         return tuple(TokenLogprob(token, 0.0) for token in tokens)
     most = max(asked[row] or 0 for row in rows)

@@ -25,7 +25,7 @@ def outcome(
     snapshot: Snapshot | None = None,
     prefilling: Prefilling = NO_PREFILLING,
 ) -> Outcome:
-    stats = EngineStats(0, 0, 0, 10, 4, 1, 5, *(0,) * 16, compiled=False, device_s=0.0)
+    stats = EngineStats(0, 0, 0, 10, 4, 1, 5, *(0,) * 17, compiled=False, device_s=0.0)
     progress = Progress(started, ended, (7,) * len(ended), prefilling)
     return Outcome((), progress, PageEvents(stored, removed), stats, snapshot)
 

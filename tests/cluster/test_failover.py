@@ -12,6 +12,7 @@ from cluster.errors import (
     DeadlineExceeded,
     Displaced,
     InvalidRequest,
+    NotFinite,
     NotReady,
     PoisonRequest,
     QueueFull,
@@ -67,9 +68,11 @@ def test_an_accepted_request_is_tried_again(error: ShoalError) -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [InvalidRequest("wrong"), DeadlineExceeded("late", 1.0)], ids=repr
+    "error",
+    [InvalidRequest("wrong"), DeadlineExceeded("late", 1.0), NotFinite("overflows")],
+    ids=repr,
 )
-def test_what_is_not_the_systems_fault_is_not_tried_again(error: ShoalError) -> None:
+def test_what_another_shard_would_do_no_better_is_not_tried_again(error: ShoalError) -> None:
     with pytest.raises(type(error)):
         recovery().pause_s(error, 0.0)
 

@@ -7,7 +7,7 @@ import pytest
 from cluster.blocks import BlockPool, page_hash, root_hash
 from cluster.errors import LedgerBroken
 from cluster.findable import PageEvents
-from cluster.folder_tier import FolderTier, PageRead, PageWrite, Read, Written
+from cluster.folder_tier import FAILURES, FolderTier, PageRead, PageWrite, Read, Written
 from cluster.host_tier import HostTier
 
 A, B, C, D, E = (page_hash(root_hash(b""), [number]) for number in range(5))
@@ -143,6 +143,77 @@ def test_what_could_not_be_written_for_another_reason_takes_no_room_away() -> No
     folder.settle(Written(B, None))
     assert folder.write(C, 0) == (PageWrite(C, 0, file=2), ())
     folder.verify()
+
+
+def fail(folder: FolderTier, times: int) -> None:
+    for number in range(times):
+        content = b"bad%d" % number
+        assert folder.write(content, 0) is not None
+        folder.settle(Written(content, None))
+
+
+def test_a_disk_that_fails_again_and_again_is_given_up_with_all_it_has() -> None:
+    folder = FolderTier(room=20, most=1)
+    for content in (A, B):
+        folder.write(content, 0)
+        folder.settle(Written(content, 1))
+    folder.read(B, 1)
+    fail(folder, FAILURES)
+    assert (A in folder, B in folder) == (False, True)
+    assert (folder.drain_left(), folder.drain_left()) == ((A,), ())
+    assert folder.write(C, 0) is None
+    folder.verify()
+    folder.settle(Read(B, whole=True))
+    assert folder.stats().given_up == 1
+
+
+def test_it_is_tried_again_and_given_up_by_one_more_failure() -> None:
+    folder = FolderTier(room=20, most=1)
+    folder.write(A, 0)
+    folder.settle(Written(A, 1))
+    fail(folder, FAILURES)
+    folder.try_again()
+    begun = folder.write(B, 0)
+    assert begun is not None
+    assert begun[0].dropped == (0,)
+    folder.settle(Written(B, None))
+    assert folder.write(C, 0) is None
+    assert folder.stats().given_up == 2
+
+
+def test_a_success_in_between_starts_anew() -> None:
+    folder = FolderTier(room=20, most=1)
+    for content in (A, B, C):
+        fail(folder, FAILURES - 1)
+        folder.write(content, 0)
+        folder.settle(Written(content, 1))
+    assert set(folder.contents()) == {A, B, C}
+
+
+def test_a_full_disk_is_not_given_up() -> None:
+    folder = FolderTier(room=100, most=1)
+    for number in range(5 * FAILURES):
+        folder.write(b"%d" % number, 0)
+        full = number >= 3 * FAILURES
+        folder.settle(Written(b"%d" % number, None if full else 1, full))
+    assert folder.stats().given_up == 0
+    assert folder.write(A, 0) is not None
+
+
+def test_what_a_disk_that_was_given_up_had_can_no_longer_be_found() -> None:
+    pool = BlockPool(1, 4, prefix_caching=True, host=HostTier(1, FolderTier(20, 1)))
+    hashes = [bytes([number]) for number in range(FAILURES + 3)]
+    for number, content in enumerate(hashes):
+        pages = pool.allocate(1) or []
+        pool.drain_moves()
+        for order in pool.drain_orders():
+            pool.settle(Written(order.content, 1 if number < 3 else None))
+        pool.seal(pages[0], content)
+        pool.release(pages)
+    pool.drain_orders()
+    assert hashes[0] not in pool.findable()
+    assert set(pool.findable()) == set(hashes[-2:])
+    pool.verify([])
 
 
 def test_what_was_not_ordered_is_not_settled() -> None:

@@ -105,6 +105,34 @@ async def test_bytes_that_are_no_utf8_are_located(world: World) -> None:
     assert response.json()["error"]["message"] == "the body is not UTF-8, at byte 26"
 
 
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b'{"model": "m', "Unterminated string starting at 10"),
+        (b'{"prompt": "\n"}', "Invalid control character at 12"),
+        (b'{"model": ', "Expecting value at 10"),
+    ],
+)
+def test_a_place_in_broken_json_is_said_once(body: bytes, reason: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        bodies.parse(body, ChatRequest)
+    assert caught.value.message == f"the body is not valid JSON: {reason}"
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (rb'{"model": "\ud800"}', "`model`"),
+        (rb'{"stop": ["a", "\udc00"]}', "`stop[1]`"),
+        (rb'{"\ud800": "x"}', "the name of a field"),
+    ],
+)
+def test_half_of_a_surrogate_pair_is_refused_in_our_own_words(body: bytes, field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        bodies.parse(body, ChatRequest)
+    assert caught.value.message.startswith(f"{field} holds half of a surrogate pair")
+
+
 async def test_a_byte_order_mark_is_no_part_of_the_json(world: World) -> None:
     body = b"\xef\xbb\xbf" + json.dumps(COMPLETION).encode()
     assert (await world.client.post("/v1/completions", content=body, headers=JSON)).is_success

@@ -85,6 +85,21 @@ def test_decodes_of_similar_length_share_a_read_padded_to_the_longest() -> None:
     assert visible(read, 1) == list(range(6))
 
 
+def test_what_is_read_beyond_a_sequence_is_known_and_gathered_as_zeros() -> None:
+    batch = batch_of(chunk(9, 1, [3, 4, 5]), chunk(5, 1, [1, 2]))
+    (read,) = batch.reads(None)
+    assert read.beyond is not None
+    assert read.pages is not None
+    assert read.beyond.tolist() == [10, 11, *range(12 + 6, 24)]
+    batch.cache.write(
+        0, torch.arange(160), torch.full((160, 2, 3), torch.nan), torch.ones(160, 2, 5)
+    )
+    keys, values = batch.cache.gather(0, read.pages, 2, read.beyond)
+    assert [bool(token.isnan().all()) for token in keys[1, 0]] == [True] * 6 + [False] * 6
+    assert not keys[1, 0, 6:].any()
+    assert values[0, 1, :, 0].tolist() == [1.0] * 10 + [0.0] * 2
+
+
 def test_a_much_shorter_decode_is_read_apart() -> None:
     batch = batch_of(chunk(19, 1, [1, 2, 3, 4, 5]), chunk(5, 1, [6, 7]))
     assert [pages(read) for read in batch.reads(None)] == [[1, 2, 3, 4, 5], [6, 7]]

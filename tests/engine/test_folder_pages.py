@@ -19,11 +19,14 @@ import torch
 
 pytest.importorskip("lz4")
 
+from actors.engine import folder_pages
 from actors.engine.engine import Engine
+from actors.engine.folder_pages import REST_S
 from actors.engine.page_files import OWNER, PREFIX, OwnFolder
 from actors.engine_thread import EngineThread, Outcome
 from cluster.errors import ConfigError
 from cluster.folder_config import FolderConfig
+from cluster.folder_tier import FAILURES, IN_FLIGHT
 from cluster.messages import Request, TokenDelta
 from tests.engine.driving import assignment, engine_of, random_prompt, request, run, tokens_of
 from tests.engine.families import greedy
@@ -152,6 +155,35 @@ def test_a_folder_that_can_no_longer_be_written_to_costs_only_what_it_would_have
     assert stats.folder_pages == 0
 
 
+def test_a_disk_that_fails_again_and_again_is_left_alone_for_a_while(
+    folder: FolderConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = 0.0
+    tried: list[Path] = []
+    monkeypatch.setattr(folder_pages, "monotonic", lambda: now)
+
+    def write(path: Path, data: bytes) -> int:
+        tried.append(path)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    engine = small_engine(folder)
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "write_bytes", write)
+        serve_twice(engine, folder)
+        assert FAILURES <= len(tried) < FAILURES + IN_FLIGHT
+        until_now = len(tried)
+        serve_twice(engine, folder)
+        assert len(tried) == until_now
+        now = REST_S
+        serve_twice(engine, folder)
+        assert until_now < len(tried) < until_now + IN_FLIGHT
+    assert engine.stats().folder_given_up == 2
+    assert caplog.text.count("without files for") == 1
+    now = 3 * REST_S
+    serve_twice(engine, folder)
+    assert engine.stats().folder_read > 0
+
+
 def test_a_folder_needs_host_memory_to_read_into(folder: FolderConfig) -> None:
     with pytest.raises(ConfigError, match="come back through host memory") as caught:
         engine_of("llama", folder=folder)
@@ -192,7 +224,7 @@ def test_a_disk_that_has_less_room_than_asked_for_is_used_as_far_as_it_goes(
     serve_twice(engine, folder)
     assert engine.stats().folder_read >= 20
     assert engine._folder is not None
-    assert engine._folder._room < 1e9 * GIB
+    assert engine._folder.ledger().fits * PAGE_BYTES < 1e9 * GIB
     assert "has room for" in caplog.text
 
 

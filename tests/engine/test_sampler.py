@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from typing import Any
 
@@ -18,6 +19,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from actors.engine.flaws import NO_TOKEN
 from actors.engine.penalties import adjust
 from actors.engine.sampler import Sampler
 from cluster.messages import Sampling, TokenLogprob
@@ -207,3 +209,27 @@ def test_rows_get_as_many_alternatives_as_they_ask_for() -> None:
     assert [len(one.top) for one in got] == [0, 0, 2, 5]
     assert got[0] == TokenLogprob(got[0].token, 0.0)
     assert all(one.logprob < 0 for one in got[1:])
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("place", [0, 500, VOCAB - 1])
+def test_a_row_with_a_number_that_is_not_finite_gives_no_token_and_others_theirs(
+    bad: float, place: int
+) -> None:
+    logits = some_logits(4)
+    logits[1, place] = logits[2, place] = bad
+    greedy = sequence_of(Sampling(temperature=0.0, logprobs=2))
+    drawn = sequence_of(Sampling(seed=7, top_k=40, top_p=0.9, logprobs=2))
+    first, second, third, fourth = next_tokens(logits, greedy, greedy, drawn, drawn)
+    assert (second.token, third.token) == (NO_TOKEN, NO_TOKEN)
+    assert first == next_tokens(logits[:1], greedy)[0]
+    assert fourth == next_tokens(logits[3:], drawn)[0]
+    assert first.token == logits[0].argmax()
+
+
+def test_a_row_of_banned_tokens_gives_none_and_one_that_is_left_is_chosen() -> None:
+    logits = torch.full((2, VOCAB), -math.inf)
+    logits[1, 9] = -3.0
+    for sampling in (Sampling(temperature=0.0), Sampling(seed=1)):
+        sequence = sequence_of(sampling)
+        assert sample(logits, sequence, sequence) == [NO_TOKEN, 9]

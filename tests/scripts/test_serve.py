@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
 import pytest
 
+from actors.engine.page_files import OWNER, PREFIX
 from tests.actors.living import is_gone
 from tests.system.tiny import save_tiny_model
 
@@ -19,10 +22,11 @@ ROOT = Path(__file__).resolve().parents[2]
 CONFIG = "applications: [{{name: x, import_path: deployments.app:build, args: {args}}}]"
 
 
-def serve(*options: str) -> subprocess.Popen[str]:
+def serve(*options: str, temporary: Path | None = None) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "scripts.serve", *options],
         cwd=ROOT,
+        env=os.environ | ({"TMPDIR": str(temporary)} if temporary else {}),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -93,8 +97,12 @@ def test_a_config_can_be_checked_without_starting_anything(tmp_path: Path) -> No
 @pytest.mark.slow
 def test_a_burst_of_signals_leaves_neither_processes_nor_files(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
-    source = save_tiny_model(tmp_path)
-    config.write_text(CONFIG.format(args=f"{{models: [{{name: tiny, source: {source}}}]}}"))
+    source, pages = save_tiny_model(tmp_path), tmp_path / "pages"
+    (pages / f"{PREFIX}left").mkdir(parents=True)
+    (pages / f"{PREFIX}left" / OWNER).touch()
+    cache = f"{{host_gib: 0.1, folder: {{path: {pages}, gib: 0.1}}}}" if find_spec("lz4") else "{}"
+    args = f"{{models: [{{name: tiny, source: {source}, cache: {cache}}}]}}"
+    config.write_text(CONFIG.format(args=args))
     with serve("--config", str(config), "--port", "0") as launcher:
         assert launcher.stdout is not None
         for line in launcher.stdout:
@@ -109,13 +117,14 @@ def test_a_burst_of_signals_leaves_neither_processes_nor_files(tmp_path: Path) -
         output = launcher.stdout.read()
     assert "Traceback" not in output
     assert not files.exists()
+    assert cache == "{}" or not list(pages.glob(f"{PREFIX}*/"))
     assert [process for process in started if not is_gone(process.pid)] == []
 
 
 @pytest.mark.slow
-def test_the_printed_lines_answer_and_a_signal_ends_everything() -> None:
+def test_the_printed_lines_answer_and_a_signal_ends_everything(tmp_path: Path) -> None:
     port = free_port()
-    with serve("--port", port) as launcher:
+    with serve("--port", port, temporary=tmp_path) as launcher:
         assert launcher.stdout is not None
         printed: list[str] = []
         for line in launcher.stdout:
@@ -138,4 +147,5 @@ def test_the_printed_lines_answer_and_a_signal_ends_everything() -> None:
     assert open_to_strangers == []
     assert [process for process in started if not is_gone(process.pid)] == []
     assert status == 0
+    assert list(tmp_path.iterdir()) == []
     socket.create_server(("127.0.0.1", int(port))).close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -112,3 +113,21 @@ def test_what_cannot_be_served_is_refused_with_the_reason(
 ) -> None:
     with pytest.raises(ConfigError, match=reason):
         read(tmp_path, content)
+
+
+def test_a_folder_for_pages_is_refused_by_its_place_where_its_package_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking = (
+        "{models: [{name: a}, {name: b, cache: {host_gib: 1, folder: {path: /tmp/p, gib: 1}}}]}"
+    )
+    wanted = OURS.replace("args: {}", f"args: {asking}")
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "lz4", None)
+        with pytest.raises(ConfigError, match="needs lz4") as caught:
+            read(tmp_path, wanted)
+        assert caught.value.path == "args.models[1].cache.folder"
+        assert len(read(tmp_path, OURS).shoal.models) == 1
+    (tmp_path / "lz4.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert len(read(tmp_path, wanted).shoal.models) == 2
