@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -48,6 +49,13 @@ ROWS = 32
 The compiler picks each product's tile by it: at 32 AMX's widest, at 16 one that prefills slower."""
 
 MOST_ROWS = 65_536
+
+PARTS = 2
+"""Parts of a product for each CPU. Threads take them as they come, so that one which another
+process puts aside holds up a part and not half of the product."""
+
+TEMPLATES = ("cpp_gemm_template", "cpp_grouped_gemm_template")
+"""Where the compiler says how threads share parts out, which is none of its options."""
 
 OPTIONS: dict[str, Any] = {
     "freezing": True,  # weights are constants, laid out once as the products read them
@@ -120,7 +128,7 @@ def _program_path(folder: Path, dtype: str, programs: Path) -> Path:
     files = sorted([folder / "config.json", *folder.glob("*.safetensors")])
     weights = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     libraries = (torch.__version__, transformers.__version__)
-    versions = (*libraries, SCHEMA, ROUNDING, ROWS, sorted(OPTIONS.items()))
+    versions = (*libraries, SCHEMA, ROUNDING, ROWS, PARTS, sorted(OPTIONS.items()))
     processor = (
         torch.backends.cpu.get_cpu_capability(),
         torch.cpu.get_capabilities(),
@@ -176,6 +184,17 @@ def _export(model: PreTrainedModel) -> torch.export.ExportedProgram:
         )
 
 
+def _hand_out_as_they_come() -> None:
+    """Rewrite the compiler's templates for this process; what is not found in them stays."""
+    import_module("torch._inductor.lowering")  # imports the templates itself, and has to come first
+    for name in TEMPLATES:
+        template = import_module(f"torch._inductor.codegen.{name}")
+        text: str = vars(template)["GEMM_TEMPLATE"]
+        vars(template)["GEMM_TEMPLATE"] = text.replace(
+            "schedule(static, 1)", "schedule(dynamic, 1)"
+        )
+
+
 def main() -> None:
     """Compile the model of a folder for this machine."""
     parser = argparse.ArgumentParser(description=main.__doc__)
@@ -186,7 +205,8 @@ def main() -> None:
     end_with_parent()
     os.nice(19)  # streams that are running keep the processor
     # A product has as many parts as threads now, and any number of threads shares them out then.
-    torch.set_num_threads(os.cpu_count() or 1)
+    torch.set_num_threads(PARTS * (os.cpu_count() or 1))
+    _hand_out_as_they_come()
     args.path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{args.path}.lock"):  # shards that start together make it once
         for left in args.path.parent.glob(f"{_workspace_prefix(args.path)}*"):  # of one killed

@@ -119,7 +119,8 @@ class TileScratch:
         threads = torch.get_num_threads()
         halves = BLOCK * padded(key_dim) + max(PART * BLOCK, TOKENS * padded(value_dim))
         floats = PART * BLOCK + BLOCK * padded(value_dim) + 3 * BLOCK
-        if self._halves.shape != (threads, halves) or self._floats.shape != (threads, floats):
+        if self._halves.shape[1] != halves or len(self._halves) < threads:
             self._halves = np.empty((threads, halves), np.uint16)
+        if self._floats.shape[1] != floats or len(self._floats) < threads:
             self._floats = np.empty((threads, floats), np.float32)
-        return self._halves, self._floats, self._shapes, self._taken
+        return self._halves[:threads], self._floats[:threads], self._shapes, self._taken

@@ -214,3 +214,16 @@ def test_a_program_that_cannot_run_here_is_left_alone() -> None:
     engine.adopt(broken)
     prompt = random_prompt(random.Random(4), 9)
     assert tokens_of(run(engine, [request("r", prompt)]), "r") == greedy("llama", prompt, 12)
+
+
+def test_the_compiler_still_says_how_parts_of_products_are_shared_out() -> None:
+    """In its templates, which are no interface: where they change, ours is to follow."""
+    script = (
+        "from actors.engine import compiled; compiled._hand_out_as_they_come()\n"
+        "from importlib import import_module\n"
+        "for name in compiled.TEMPLATES:\n"
+        "    text = import_module(f'torch._inductor.codegen.{name}').GEMM_TEMPLATE\n"
+        "    assert 'schedule(dynamic, 1)' in text and 'schedule(static' not in text, name\n"
+    )
+    environment = os.environ | {"PYTHONPATH": python_path()}
+    subprocess.run([sys.executable, "-c", script], check=True, env=environment)
