@@ -48,8 +48,8 @@ class Part:
 
     `tiles`, `[tiles, 3]`: a row whose sequence it is, its first token, and how many there are, up
     to `TOKENS`. `blocks`, `[blocks, 5]`: the first row's position, its number, how many rows, up to
-    `BLOCK`, and the first token and the number of the first tile that is there for them. Those that
-    see most come first.
+    `BLOCK`, and the first token and the number of the first tile that is there for them. The last
+    of their sequences come first: without a window, those that see most.
     """
 
     blocks: Ints
@@ -109,8 +109,7 @@ class TileScratch:
     def near(self, tiles: int, key_dim: int, value_dim: int) -> tuple[Halves, Halves]:
         """For so many tiles of keys and of values, one head each."""
         keys, values = (tiles * TOKENS * padded(dim) for dim in (key_dim, value_dim))
-        if len(self._keys) < keys or len(self._values) < values:
-            self._keys, self._values = np.empty(keys, np.uint16), np.empty(values, np.uint16)
+        self._keys, self._values = _large(self._keys, keys), _large(self._values, values)
         return self._keys, self._values
 
     def own(self, key_dim: int, value_dim: int) -> tuple[Halves, Floats, NDArray[np.uint8], Ints]:
@@ -124,3 +123,8 @@ class TileScratch:
         if self._floats.shape[1] != floats or len(self._floats) < threads:
             self._floats = np.empty((threads, floats), np.float32)
         return self._halves[:threads], self._floats[:threads], self._shapes, self._taken
+
+
+def _large(memory: Halves, size: int) -> Halves:
+    """As much at least; by half more than that, where it has to grow: it will again."""
+    return memory if len(memory) >= size else np.empty(size * 3 // 2, np.uint16)
