@@ -37,6 +37,7 @@ class TokenStream(AsyncIterator[TokenDelta]):
         self._cancel = cancel
         self._send = send
         self._awaited = set(assignment.outputs())
+        self._ended = asyncio.Event()
         self._arrived: asyncio.Queue[Delta | None] = asyncio.Queue()
 
     async def __anext__(self) -> TokenDelta:
@@ -53,6 +54,10 @@ class TokenStream(AsyncIterator[TokenDelta]):
         """Whether nothing more can arrive."""
         return not self._awaited
 
+    async def ended(self) -> None:
+        """Wait until nothing more can arrive."""
+        await self._ended.wait()
+
     def put(self, delta: Delta) -> None:
         """For the channel: here is more. What is of a cancelled choice is dropped."""
         if isinstance(delta, RequestFailed):
@@ -62,6 +67,7 @@ class TokenStream(AsyncIterator[TokenDelta]):
         elif delta.finish is not None:
             self._awaited.discard(delta.choice)
         self._arrived.put_nowait(delta)
+        self._note_end()
 
     def send(self) -> None:
         """The request, which was held back, is to leave for its shard."""
@@ -77,5 +83,10 @@ class TokenStream(AsyncIterator[TokenDelta]):
             return True
         self._awaited -= ended
         self._arrived.put_nowait(None)
+        self._note_end()
         # The last choice takes the request with it, wherever the others have ended.
         return self._cancel(self.request_id, choice if self._awaited else None)
+
+    def _note_end(self) -> None:
+        if self.is_over:
+            self._ended.set()

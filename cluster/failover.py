@@ -83,13 +83,13 @@ class Recovery:
     """Whether one request is tried again, when, and with how much caution.
 
     The rule. Only what is the system's fault, and not proven to be due to the request itself
-    (`soundness`), is tried again, after a pause that doubles, for
-    `patience_s` at most from one token to the next. A death tells against a request that was in the
-    step that failed, or that had had no token from the shard that went without a word; a token from
-    the next shard clears it. Whoever has one against it is a suspect, and is tried apart from
-    other suspects. `FAILED_STEPS` or `SILENT_DEATHS` against it in a row, or `max_deaths` in all,
-    and it is refused. After a silent one, the next shard has to live for a while with the request
-    not sent yet: one that dies by then, as all do in a storm, did not die of it.
+    (`soundness`), is tried again, after a pause that doubles, for `patience_s` at most from one
+    token to the next. A death tells against a request that was in the step that failed, or that had
+    had no token from the shard that went without a word; a token from the next shard clears it.
+    Whoever has one against it is a suspect, and is tried apart from other suspects. `FAILED_STEPS`
+    or `SILENT_DEATHS` against it in a row, or `max_deaths` in all, and it is refused. After a
+    silent one, the next shard has to live for a while with the request not sent yet: one that dies
+    by then, as all do in a storm, did not die of it.
     """
 
     def __init__(

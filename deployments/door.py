@@ -13,7 +13,7 @@ import asyncio
 import logging
 import math
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -131,6 +131,7 @@ class Door:
         self._hand_over_s = config.fleet.hand_over_s
         self._uniform = uniform
         self._block_size = {model.name: model.cache.block_size for model in config.models}
+        self._unwatched = {model.name: asyncio.Lock() for model in config.models}
         self._trials = {model.name: asyncio.Lock() for model in config.models}
         self._flights: dict[str, _Flight] = {}
 
@@ -179,19 +180,20 @@ class Door:
     async def _attempt(self, flight: _Flight) -> AsyncGenerator[TokenDelta, None]:
         """One lease and its deltas; leaving early tells the shard, or the scheduler.
 
-        Suspects of a model are tried one at a time, each until its first token. Until it is its
-        turn, one has its lease and watches the shard, but has not left.
+        Suspects of a model are tried one at a time, each until its first token. One that has a
+        shard to watch does so while the others are tried. Of those that have not, only one at a
+        time asks for a lease, since more would keep places that they cannot use yet.
         """
         clock = asyncio.get_running_loop().time
         async with AsyncExitStack() as trial:
+            if flight.recovery.is_suspect and not flight.recovery.watch_s(clock()):
+                await self._enter(self._unwatched, flight, trial)
             assignment = await self._assignment(flight, flight.next_attempt(clock()))
             request_id = assignment.request.request_id
             stream = flight.stream = self._channels.open(assignment, held=assignment.suspect)
             try:
                 if assignment.suspect:
-                    await asyncio.sleep(flight.recovery.watch_s(clock()))
-                    await trial.enter_async_context(self._trials[flight.request.model])
-                    stream.send()
+                    await self._send_in_turn(flight, stream, trial)
                 async for delta in stream:
                     if flight.recovery.progressed():
                         flight.source = None
@@ -209,6 +211,30 @@ class Door:
                 flight.stream = None
                 if not stream.cancel():
                     self._leases.withdraw(request_id)
+
+    async def _send_in_turn(
+        self, flight: _Flight, stream: TokenStream, trial: AsyncExitStack
+    ) -> None:
+        """Let the request leave once its shard has lived through the watch and the trial is its
+        own. A stream that is over by then is not sent, and says why when it is read."""
+        watch_s = flight.recovery.watch_s(asyncio.get_running_loop().time())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(watch_s):
+                await stream.ended()
+        if not stream.is_over:
+            # After the lease: whoever has the trial never waits for a place that another suspect,
+            # which waits for the trial, has.
+            await self._enter(self._trials, flight, trial)
+        if not stream.is_over:
+            stream.send()
+
+    async def _enter(
+        self, locks: dict[str, asyncio.Lock], flight: _Flight, trial: AsyncExitStack
+    ) -> None:
+        """Raises DeadlineExceeded where it passed by the time it was the request's turn."""
+        await trial.enter_async_context(locks[flight.request.model])
+        if flight.recovery.deadline_s(asyncio.get_running_loop().time()) == 0.0:
+            raise DeadlineExceeded("its deadline passed while other suspects were tried", 1.0)
 
     async def _assignment(self, flight: _Flight, asked: Request) -> Assignment:
         salt = tenant_salt(asked.tenant)

@@ -366,6 +366,103 @@ async def test_suspects_are_tried_one_at_a_time_until_a_token_is_out(
     await asyncio.gather(*readers)
 
 
+async def test_suspects_with_nothing_to_watch_ask_for_a_lease_one_at_a_time() -> None:
+    router = Router()
+    shards = Shards(lambda a: [failed(a)] if "~" not in a.request_id else [])
+    readers = ask_first(make_door(router, shards), "a", "b")
+    await shards.has_sent(3)
+    assert [one.request_id for one in router.asked] == ["a", "b", "a~1"]
+    shards.streams[2].put(TokenDelta("a~1", 0, (65,)))
+    await shards.has_sent(4)
+    shards.streams[3].put(TokenDelta("b~1", 0, (65,)))
+    await asyncio.gather(*readers)
+
+
+async def test_a_suspect_without_a_place_keeps_those_that_have_one_from_no_trial() -> None:
+    class Full(Router):
+        async def place(self, submission: Submission) -> Decision:
+            decision = await super().place(submission)
+            if submission.request_id == "placeless~1":
+                asked.set()
+                await asyncio.Event().wait()
+            return decision
+
+    asked = asyncio.Event()
+    fate = {"placeless": failed, "watched": lost}
+    shards = Shards(lambda a: [fate[a.request_id](a) if a.request_id in fate else token(a)])
+    door = make_door(Full(), shards)
+    [placeless] = ask_first(door, "placeless")
+    await asked.wait()
+    [watched] = ask_first(door, "watched")
+    assert await watched == TokenDelta("watched~1", 0, (65,))
+    await leave(placeless)
+
+
+async def test_a_deadline_that_passes_while_others_are_tried_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop, late_s = asyncio.get_running_loop(), [0.0]
+    real = loop.time
+    monkeypatch.setattr(loop, "time", lambda: real() + late_s[0])
+    fate = {"a~1": [], "b~1": [token]}
+    router, shards = Router(), Shards(lambda a: [say(a) for say in fate.get(a.request_id, [lost])])
+    shards.reached = False
+    door = make_door(router, shards)
+    [first] = ask_first(door, "a")
+    await shards.has_sent(2)
+    late = asyncio.create_task(
+        anext(door.generate(replace(request(), request_id="b", deadline_s=3600.0)))
+    )
+    await shards.has_opened(4)
+    late_s[0] = 3601.0
+    shards.streams[1].put(TokenDelta("a~1", 0, (65,)))
+    with pytest.raises(DeadlineExceeded):
+        await late
+    await first
+    assert "b~1" not in shards.sent
+    assert "b~1" in router.withdrawn
+
+
+async def test_a_watched_shard_that_dies_is_replaced_before_its_watch_is_over() -> None:
+    shards = Shards(lambda a: [lost(a)])
+    [reading] = ask_first(make_door(Router(), shards, watch_s=3600.0), "a")
+    await shards.has_opened(2)
+    shards.streams[1].put(displaced("a~1"))
+    await shards.has_opened(3)
+    await leave(reading)
+    assert shards.sent == ["a"]
+
+
+async def test_a_suspect_whose_shard_died_while_it_waited_for_its_trial_is_not_sent() -> None:
+    shards = Shards(lambda a: [lost(a)] if "~" not in a.request_id else [])
+    readers = ask_first(make_door(Router(), shards), "a", "b")
+    await shards.has_opened(4)
+    await shards.has_sent(3)
+    first, second = shards.streams[2:]
+    second.put(displaced(second.request_id))
+    first.put(TokenDelta(first.request_id, 0, (65,)))
+    await shards.has_sent(4)
+    assert shards.sent == ["a", "b", "a~1", "b~2"]
+    shards.streams[4].put(TokenDelta("b~2", 0, (65,)))
+    await asyncio.gather(*readers)
+
+
+def ask_first(door: Door, *names: str) -> list[asyncio.Task[TokenDelta]]:
+    """Wait for the first token of each."""
+    deltas = [door.generate(replace(request(), request_id=name)) for name in names]
+    return [asyncio.ensure_future(anext(one)) for one in deltas]
+
+
+async def leave(reading: asyncio.Task[TokenDelta]) -> None:
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+
+
+def displaced(request_id: str) -> RequestFailed:
+    return RequestFailed(request_id, Displaced.__name__, "it died before it was sent")
+
+
 async def test_an_accepted_request_waits_where_a_new_one_would_be_refused() -> None:
     router = Router()
     shards = Shards(lambda a: [token(a, 0, STOP)] if "~" in a.request_id else [token(a), lost(a)])
