@@ -10,7 +10,7 @@ from cluster.frozen import Frozen
 class BatchingConfig(Frozen):
     """What one step of a shard may hold."""
 
-    max_num_seqs: int = Field(128, ge=1, le=4096, description="Sequences running at once.")
+    max_num_seqs: int = Field(144, ge=1, le=4096, description="Sequences running at once.")
     max_batch_tokens: int = Field(1024, ge=1, description="Tokens computed in one step.")
     prompt_lookup_tokens: int | None = Field(
         None,

@@ -96,7 +96,7 @@ class PlacementConfig(Frozen):
         0.25, gt=0, description="Prompt leased to a shard ahead of its computation, seconds of it."
     )
     prefill_window_tokens: int = Field(
-        2048, ge=1, description="The same while the shard's speed is unknown, and at least a half."
+        4096, ge=1, description="The same while the shard's speed is unknown, and at least a half."
     )
 
 
