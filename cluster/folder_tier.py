@@ -103,8 +103,7 @@ class FolderTier:
         self._given_up = 0
         self._left: list[PageHash] = []
         self._orphans: list[int] = []
-        self.resting = False
-        """Whether it was given up."""
+        self._resting = False
 
     def __contains__(self, content: PageHash) -> bool:
         return content in self._files
@@ -118,8 +117,13 @@ class FolderTier:
         return self._room // self._most
 
     @property
+    def resting(self) -> bool:
+        """Whether it was given up."""
+        return self._resting
+
+    @property
     def may_write(self) -> bool:
-        return len(self._writing) < IN_FLIGHT and not self.resting
+        return len(self._writing) < IN_FLIGHT and not self._resting
 
     @property
     def writing(self) -> frozenset[PageHash]:
@@ -170,12 +174,10 @@ class FolderTier:
             self._settle_write(done)
         else:
             self._settle_read(done)
-        if self._failing >= FAILURES and not self.resting:
-            self._give_up()
 
     def try_again(self) -> None:
         """It has rested: the next failure gives it up again, the next success is a new start."""
-        self.resting = False
+        self._resting = False
 
     def drain_left(self) -> tuple[PageHash, ...]:
         """What was forgotten since the last call because all was."""
@@ -214,9 +216,9 @@ class FolderTier:
             if done.full:
                 self._room = self._used + self._most * len(self._writing)
             else:
-                self._failing += 1
+                self._count_failure()
         else:
-            self._failing = 0
+            self._count_success()
             self._written += 1
             self._files[done.content] = _File(number, done.size)
             self._used += done.size
@@ -226,16 +228,26 @@ class FolderTier:
             raise LedgerBroken(f"page {done.content.hex()} was read without order")
         self._reading.remove(done.content)
         if done.whole:
-            self._failing = 0
+            self._count_success()
             self._read += 1
         else:
-            self._failing += 1
             self._corrupt += 1
             self._forget(done.content)
+            self._count_failure()
+
+    def _count_success(self) -> None:
+        """What was under way when it was given up, and went well, is no reason to trust it."""
+        if not self._resting:
+            self._failing = 0
+
+    def _count_failure(self) -> None:
+        self._failing += 1
+        if self._failing >= FAILURES and not self._resting:
+            self._give_up()
 
     def _give_up(self) -> None:
         """Files that nobody reads are removed with the next that is written."""
-        self.resting = True
+        self._resting = True
         self._given_up += 1
         left = list(self._unread())
         self._left += left

@@ -1,7 +1,9 @@
 """Whose trouble it is where numbers are not finite: a request's, or its shard's.
 
-A row of a step is computed apart from all others, so what goes on finitely beside a flaw speaks for
-the shard. The rule, where logits are infinite or none (`NotFinite`):
+A request's rows in a step are computed apart from all others. Of each chunk the last row, which
+sees those before it, is looked at, whether or not a token is wanted: pages of a chunk that was not
+are never found. So what goes on finitely beside a flaw speaks for the shard. The rule, where logits
+are infinite or none (`NotFinite`):
 
 - Another request in the same step came out well: the model cannot compute the one that did not. It
   is refused, and no other shard is tried, whose weights are the same.
@@ -34,25 +36,16 @@ class Soundness:
         self._alone = 0
 
     def judge(self, plan: StepPlan, result: StepResult) -> None:
-        """Raise DeviceFault where the shard is to blame for the flaws of a step, not its requests.
-
-        Nothing is looked at in a step without flaws but whether it gave a token.
-        """
+        """Raise DeviceFault where the shard is to blame for a step's flaws, not its requests."""
         if not result.flaws:
-            if result.sampled:
-                self._alone = 0
+            self._alone = 0
             return
         flawed = {
             plan.chunks[number].sequence.request.request_id
             for number, flaw in result.flaws.items()
             if isinstance(flaw, NotFinite)
         }
-        judged = {
-            chunk.sequence.request.request_id
-            for chunk in plan.chunks
-            if chunk.samples or chunk.score_prompt
-        }
-        if judged - flawed:
+        if {chunk.sequence.request.request_id for chunk in plan.chunks} - flawed:
             self._alone = 0
             return
         self._alone += 1

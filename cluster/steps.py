@@ -59,6 +59,12 @@ class Chunk:
         """Tokens computed."""
         return self.count + len(self.guesses)
 
+    @property
+    def silent(self) -> bool:
+        """Whether nothing is asked of what comes after its tokens: neither a sample nor a score."""
+        scores_last = self.score_prompt and self.start + self.count < self.sequence.prompt_len
+        return not self.samples and not scores_last
+
 
 @dataclass(frozen=True, slots=True)
 class PageCopy:
@@ -106,7 +112,8 @@ class StepResult:
 
     For each chunk with `samples`, in the plan's order, `sampled` holds what comes after its tokens
     and after each of its guesses, and for each with `score_prompt` `prompt_scores` holds one tuple.
-    `flaws` says of chunks, by their number in the plan, why nothing of that means anything.
+    `flaws` says of chunks, by their number in the plan, why nothing of that means anything, nor
+    the KV that they wrote. Each chunk is looked at, those that are silent too.
     """
 
     sampled: tuple[tuple[TokenLogprob, ...], ...]

@@ -27,6 +27,7 @@ from actors.engine.lockstep import LeadingForward, follow
 from actors.engine.pace import ThreadPace
 from actors.engine.parts import load_part
 from actors.engine.runner import Forward, ModelRunner
+from actors.engine.totals import joined
 from actors.engine.transfer import PageTransfer, layout_of
 from cluster.batching import Batcher, Progress
 from cluster.blocks import BlockPool
@@ -161,35 +162,8 @@ class Engine:
         return self._batcher.drain_refused()
 
     def stats(self) -> EngineStats:
-        batching, pages = self._batcher.stats(), self._pool.stats()
-        return EngineStats(
-            steps=batching.steps,
-            running=batching.running,
-            waiting=batching.waiting,
-            total_pages=pages.total,
-            used_pages=pages.used,
-            cached_pages=pages.cached,
-            free_pages=pages.free,
-            host_pages=pages.host,
-            pages_saved=pages.saved,
-            pages_loaded=pages.loaded,
-            folder_pages=pages.folder.pages,
-            folder_bytes=pages.folder.used_bytes,
-            folder_written=pages.folder.written,
-            folder_failed=pages.folder.failed,
-            folder_read=pages.folder.read,
-            folder_corrupt=pages.folder.corrupt,
-            folder_given_up=pages.folder.given_up,
-            pauses=batching.pauses,
-            preemptions=batching.preemptions,
-            tokens_computed=batching.tokens_computed,
-            tokens_sampled=batching.tokens_sampled,
-            prefix_hit_tokens=batching.prefix_hit_tokens,
-            tokens_guessed=batching.tokens_guessed,
-            guesses_right=batching.guesses_right,
-            compiled=self._prove is None,
-            device_s=self._runner.device_s,
-        )
+        compiled, device_s = self._prove is None, self._runner.device_s
+        return joined(self._batcher.stats(), self._pool.stats(), compiled, device_s)
 
     def verify(self) -> None:
         """Raise LedgerBroken unless the books of sequences and pages agree."""
@@ -233,7 +207,8 @@ def follow_engine(
     """Be another rank than 0 of the engine that rank 0 loads: its part of each step, for ever,
     with as many `threads` as there are at the time.
 
-    Raises as `load_engine`, and ShardLost when a rank is lost."""
+    Raises as `load_engine`, and ShardLost when a rank is lost.
+    """
     loaded = _load(folder, model, device, gang)
     follow(loaded, fit(loaded, model, gang).cache, gang, threads)
 
@@ -284,8 +259,10 @@ def _loads(model: ModelConfig, runner: ModelRunner, fitted: Fitted) -> float:
 
 
 def _pace(loaded: PreTrainedModel, model: ModelConfig, gang: Gang | None) -> ThreadPace | None:
-    """None where nothing is gained, or where how a product is shared out must not change; and in a
-    gang, where a step is as slow as the other ranks, who try nothing."""
+    """None where nothing is gained, or where how a product is shared out must not change.
+
+    Nor is there one in a gang, where a step is as slow as the other ranks, who try nothing.
+    """
     alone = loaded.device.type == "cpu" and gang is None
     return ThreadPace() if alone and not model.deterministic else None
 

@@ -1,4 +1,4 @@
-"""Why a sequence has no next token: logits that are not finite, and whose doing that is."""
+"""Why a chunk came to nothing: logits that are not finite, and whose doing that is."""
 
 from __future__ import annotations
 
@@ -39,6 +39,19 @@ def unscored(
     """Which of `chunks`, by number, have prompt tokens whose probability is no number."""
     for (number, chunk), given in zip(chunks.items(), scores, strict=True):
         if any(math.isnan(one.logprob) for one in given):
+            yield number, _not_finite(chunk)
+
+
+def unsound(logits: Tensor, chunks: Mapping[int, Chunk]) -> Iterator[tuple[int, ShoalError]]:
+    """Which of `chunks`, by number, wrote KV that nobody may read.
+
+    `logits` has a row for each: that of its last token, which sees all others.
+    """
+    if not chunks:
+        return
+    largest = logits.amax(dim=-1).tolist()
+    for (number, chunk), one in zip(chunks.items(), largest, strict=True):
+        if not math.isfinite(one):
             yield number, _not_finite(chunk)
 
 

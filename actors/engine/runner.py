@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from actors.engine.attention import PAGED
 from actors.engine.batch import StepBatch, build_batch
 from actors.engine.device_clock import clock_of
-from actors.engine.flaws import unsampled, unscored
+from actors.engine.flaws import unsampled, unscored, unsound
 from actors.engine.host_pages import HostPages
 from actors.engine.jit import use_threads
 from actors.engine.kv_cache import KVCache
@@ -84,13 +84,20 @@ class ModelRunner:
         batch = build_batch(plan, self._cache)
         sampling = {i: chunk for i, chunk in enumerate(plan.chunks) if chunk.samples}
         scoring = {i: chunk for i, chunk in enumerate(plan.chunks) if chunk.score_prompt}
+        silent = {i: chunk for i, chunk in enumerate(plan.chunks) if chunk.silent}
         sampled_rows = [_sampled_rows(chunk, batch.first_row[i]) for i, chunk in sampling.items()]
         scored_rows = [_scored_rows(chunk, batch.first_row[i]) for i, chunk in scoring.items()]
-        logits = self.logits(batch, [*chain(*sampled_rows, *scored_rows)])
-        count = sum(map(len, sampled_rows))
-        sampled = self._sample(logits[:count], [*sampling.values()])
-        scores = _scores(logits[count:], [*scoring.values()], scored_rows)
-        flaws = chain(unscored(scoring, scores), unsampled(logits, sampling, sampled))
+        last_rows = [batch.first_row[i] + chunk.count - 1 for i, chunk in silent.items()]
+        logits = self.logits(batch, [*chain(*sampled_rows, *scored_rows, last_rows)])
+        counts = [sum(map(len, sampled_rows)), sum(map(len, scored_rows)), len(last_rows)]
+        to_sample, to_score, last = torch.split(logits, counts)
+        sampled = self._sample(to_sample, [*sampling.values()])
+        scores = _scores(to_score, [*scoring.values()], scored_rows)
+        flaws = chain(
+            unscored(scoring, scores),
+            unsampled(to_sample, sampling, sampled),
+            unsound(last, silent),
+        )
         return StepResult(sampled, scores, dict(flaws))
 
     def _sample(
@@ -116,11 +123,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def logits(self, batch: StepBatch, rows: Sequence[int]) -> Tensor:
-        """Forward pass over the batch; the logits after `rows`, `[len(rows), vocab]`."""
-        kept = indices(rows or [0], self._device)
+        """Forward pass over the batch; the logits after `rows`, one or more: `[rows, vocab]`."""
+        kept = indices(rows, self._device)
         with self._threads(batch.tokens.shape[1]), self._clock.forward_pass():
-            logits = self._forward(batch.tokens, batch.positions, kept, batch.number)
-        return logits[: len(rows)]
+            return self._forward(batch.tokens, batch.positions, kept, batch.number)
 
     @contextmanager
     def _threads(self, rows: int) -> Iterator[None]:

@@ -181,6 +181,21 @@ def test_it_is_tried_again_and_given_up_by_one_more_failure() -> None:
     assert folder.stats().given_up == 2
 
 
+def test_what_goes_well_while_it_rests_is_no_new_start() -> None:
+    folder = FolderTier(room=20, most=1)
+    folder.write(A, 0)
+    folder.settle(Written(A, 1))
+    folder.read(A, 1)
+    folder.write(B, 0)
+    fail(folder, FAILURES)
+    folder.settle(Read(A, whole=True))
+    folder.settle(Written(B, 1))
+    folder.try_again()
+    fail(folder, 1)
+    assert folder.resting
+    assert folder.stats().given_up == 2
+
+
 def test_a_success_in_between_starts_anew() -> None:
     folder = FolderTier(room=20, most=1)
     for content in (A, B, C):

@@ -86,16 +86,41 @@ def test_a_token_in_between_speaks_for_the_shard(make_shard: MakeShard) -> None:
         shard.finish()
 
 
-def test_a_step_in_between_that_gives_no_token_does_not(make_shard: MakeShard) -> None:
+@pytest.mark.parametrize("scored", [False, True])
+def test_so_does_a_chunk_in_between_that_gives_no_token(
+    make_shard: MakeShard, scored: bool
+) -> None:
     shard = make_shard(budget=4, prefix_caching=False)
-    for number in range(ALONE - 1):
-        admit(shard, f"r{number}")
+    for number in range(2 * ALONE):
+        name = f"r{number}"
+        wanted = assignment(name, prompt_of(6), prompt_logprobs=0 if scored else None)
+        shard.batcher.admit(wanted)
         settle(shard, shard.plan())
-        settle(shard, shard.plan(), f"r{number}")
-    admit(shard, "last")
+        settle(shard, shard.plan(), name)
+    assert len(shard.batcher.drain_refused()) == 2 * ALONE
+
+
+def test_a_chunk_beside_it_that_gives_no_token_speaks_for_the_shard(make_shard: MakeShard) -> None:
+    shard = make_shard(budget=8, prefix_caching=False)
+    for number in range(2 * ALONE):
+        admit(shard, f"bad{number}")
+        shard.batcher.admit(assignment(f"long{number}", prompt_of(20, 1)))
+        plan = shard.plan()
+        assert [chunk.samples for chunk in plan.chunks] == [True, False]
+        settle(shard, plan, f"bad{number}")
+        shard.batcher.cancel(f"long{number}")
+    assert len(shard.batcher.drain_refused()) == 2 * ALONE
+
+
+def test_a_prompt_refused_midway_leaves_only_pages_of_chunks_that_came_out_well(
+    make_shard: MakeShard,
+) -> None:
+    shard = make_shard(budget=8)
+    shard.batcher.admit(assignment("a", prompt_of(24)))
     settle(shard, shard.plan())
-    with pytest.raises(DeviceFault):
-        settle(shard, shard.plan(), "last")
+    settle(shard, shard.plan(), "a")
+    assert not shard.batcher.has_work
+    assert len(shard.pool.findable()) == 2
 
 
 def test_what_requests_do_to_themselves_never_tells_against_the_shard(

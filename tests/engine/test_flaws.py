@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from queue import SimpleQueue
 
 import pytest
@@ -16,7 +17,7 @@ from actors.engine_thread import EngineThread, Outcome
 from cluster.batching_config import BatchingConfig
 from cluster.config import CacheConfig, ModelConfig
 from cluster.errors import DeviceFault, InvalidRequest, NotFinite, ShoalError
-from cluster.messages import Request, RequestFailed, Sampling, TokenLogprob
+from cluster.messages import Request, RequestFailed, Sampling, Stopping, TokenLogprob
 from cluster.steps import Chunk
 from cluster.steps import Sequence as Known
 from tests.engine.driving import GREEDY, Output, assignment, engine_of, request, run, tokens_of
@@ -34,6 +35,7 @@ def broken_engine(
     num_blocks: int = 128,
     max_batch_tokens: int = 64,
     deterministic: bool = False,
+    prefix_caching: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> Engine:
     model = make("llama").to(dtype)
@@ -42,7 +44,7 @@ def broken_engine(
         ModelConfig(
             deterministic=deterministic,
             max_model_len=4 * FEW_PAGES,
-            cache=CacheConfig(block_size=4, num_blocks=num_blocks, prefix_caching=False),
+            cache=CacheConfig(block_size=4, num_blocks=num_blocks, prefix_caching=prefix_caching),
             batching=BatchingConfig(max_num_seqs=8, max_batch_tokens=max_batch_tokens),
         ),
     )
@@ -99,6 +101,31 @@ def test_pages_that_held_such_numbers_do_not_spoil_who_gets_them_next(dtype: tor
     output, refused = serve(engine, [request("r", prompt(1, 37), 9), request("s", prompt(2, 6), 9)])
     assert not refused
     assert (len(tokens_of(output, "r")), len(tokens_of(output, "s"))) == (9, 9)
+
+
+@pytest.mark.parametrize(("max_batch_tokens", "reused"), [(16, 32), (64, 0)])
+def test_a_prefix_that_it_shares_is_not_spoilt(max_batch_tokens: int, reused: int) -> None:
+    """Whether the bad token stands in a chunk that samples or in one before it."""
+    shared = prompt(1, 40)
+    bad = request("bad", [*shared, POISON, *prompt(2, 16)], 5)
+    fine = request("fine", [*shared, *prompt(3, 10)], 9)
+    alone = run(engine_of("llama", max_batch_tokens=max_batch_tokens), [fine])
+    engine = broken_engine(max_batch_tokens=max_batch_tokens, prefix_caching=True)
+    assert [one.request_id for one in serve(engine, [bad])[1]] == ["bad"]
+    assert len(engine.findable()) == reused // 4
+    output, refused = serve(engine, [fine])
+    assert not refused
+    assert engine.stats().prefix_hit_tokens == reused
+    assert tokens_of(output, "fine") == tokens_of(alone, "fine")
+
+
+@pytest.mark.parametrize("scored", [None, 0])
+def test_a_prompt_that_ends_badly_is_refused_though_no_token_is_wanted(scored: int | None) -> None:
+    wanted = poisoned("bad", 9, Sampling(temperature=0.0, prompt_logprobs=scored))
+    wanted = replace(wanted, stopping=Stopping(max_tokens=0))
+    output, refused = serve(broken_engine(), [wanted])
+    assert [one.request_id for one in refused] == ["bad"]
+    assert not output
 
 
 def test_a_prompt_whose_scores_are_no_numbers_is_refused() -> None:
