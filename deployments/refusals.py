@@ -48,7 +48,9 @@ def refuse(problems: Sequence[Any]) -> InvalidRequest:
     param = param_path(problem["loc"])
     if problem["type"] == "extra_forbidden":
         return UnsupportedField(f"`{param}` is not supported here", param)
-    field = f"`{param}`" if param else "the name of a field"  # which may be no text itself
+    # The name of a field may be no text itself; what else has no path is the whole body.
+    nameless = "the name of a field" if problem["type"] == "string_unicode" else "the body"
+    field = f"`{param}`" if param else nameless
     return InvalidRequest(f"{field} {_sentence(problem)}{_got(problem['input'])}", param)
 
 

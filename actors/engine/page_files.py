@@ -21,6 +21,9 @@ from cluster.errors import ConfigError
 PREFIX = "shoal-pages-"
 OWNER = "owner.lock"
 
+SWEEPING_S = 5.0
+"""So long at most waits who only wants to tidy up: the lock's owner may be stopped."""
+
 HOPELESS = frozenset(
     {
         errno.EACCES,
@@ -63,9 +66,9 @@ class OwnFolder:
 
 def sweep(parent: Path) -> None:
     """Remove the folders that are left over in `parent`, if there is one. Raises OSError where it
-    cannot be written to."""
+    cannot be written to, or another one sweeps it for long."""
     if parent.is_dir():
-        with _sweeping(parent):
+        with _sweeping(parent).acquire(timeout=SWEEPING_S):
             _sweep(parent)
 
 
