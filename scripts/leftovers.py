@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from actors.engine.page_files import sweep
+from actors.page_files import sweep
 from cluster.config import ModelConfig
 
 

@@ -24,7 +24,7 @@ import torch
 
 from actors.engine.fitting import Fitted
 from actors.engine.host_pages import HostPages
-from actors.engine.page_files import OwnFolder
+from actors.page_files import OwnFolder
 from cluster.blocks import BlockPool
 from cluster.config import ModelConfig
 from cluster.errors import ConfigError

@@ -22,8 +22,8 @@ pytest.importorskip("lz4")
 from actors.engine import folder_pages
 from actors.engine.engine import Engine
 from actors.engine.folder_pages import REST_S
-from actors.engine.page_files import OWNER, PREFIX, OwnFolder
 from actors.engine_thread import EngineThread, Outcome
+from actors.page_files import OWNER, PREFIX, OwnFolder
 from cluster.errors import ConfigError
 from cluster.folder_config import FolderConfig
 from cluster.folder_tier import FAILURES, IN_FLIGHT

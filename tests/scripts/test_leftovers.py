@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from actors.engine.page_files import OWNER, PREFIX, OwnFolder
+from actors.page_files import OWNER, PREFIX, OwnFolder
 from cluster.config import CacheConfig, ModelConfig
 from cluster.folder_config import FolderConfig
 from scripts.leftovers import sweep_pages

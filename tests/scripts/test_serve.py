@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from actors.engine.page_files import OWNER, PREFIX
+from actors.page_files import OWNER, PREFIX
 from tests.actors.living import is_gone
 from tests.system.tiny import save_tiny_model
 
