@@ -40,8 +40,9 @@ def shuffle(builder: Any, left: Any, right: Any, picked: list[int]) -> Any:
 
 
 def same(number: float, kind: Any = FLOATS) -> Any:
-    """One constant in all lanes."""
-    return ir.Constant(kind, [number] * LANES)
+    """One constant of a `kind`, in all lanes where it has lanes."""
+    lanes = isinstance(kind, ir.VectorType)
+    return ir.Constant(kind, [number] * LANES if lanes else number)
 
 
 def spread(builder: Any, number: Any) -> Any:
@@ -52,16 +53,18 @@ def spread(builder: Any, number: Any) -> Any:
 
 
 def widened(builder: Any, halves: Any) -> Any:
-    """Sixteen bfloat16 as float32."""
-    return builder.bitcast(builder.shl(builder.zext(halves, WORDS), same(16, WORDS)), FLOATS)
+    """bfloat16 as float32, one or sixteen."""
+    words, floats = (WORDS, FLOATS) if halves.type == HALVES else (WORD, FLOAT)
+    return builder.bitcast(builder.shl(builder.zext(halves, words), same(16, words)), floats)
 
 
 def rounded(builder: Any, floats: Any) -> Any:
-    """Sixteen float32 as bfloat16, to the nearest, ties to even."""
-    bits = builder.bitcast(floats, WORDS)
-    odd = builder.and_(builder.lshr(bits, same(16, WORDS)), same(1, WORDS))
-    near = builder.add(bits, builder.add(odd, same(0x7FFF, WORDS)))
-    return builder.trunc(builder.lshr(near, same(16, WORDS)), HALVES)
+    """float32 as bfloat16, one or sixteen: to the nearest, ties to even."""
+    words, halves = (WORDS, HALVES) if floats.type == FLOATS else (WORD, HALF)
+    bits = builder.bitcast(floats, words)
+    odd = builder.and_(builder.lshr(bits, same(16, words)), same(1, words))
+    near = builder.add(bits, builder.add(odd, same(0x7FFF, words)))
+    return builder.trunc(builder.lshr(near, same(16, words)), halves)
 
 
 def transposed(builder: Any, rows: list[Any]) -> list[Any]:

@@ -18,7 +18,6 @@ from numba.core.typing.templates import AbstractTemplate, infer_global, signatur
 from numba.extending import lower_builtin, models, register_model
 
 from actors.engine.emit import (
-    FLOAT,
     FLOATS,
     HALF,
     HALVES,
@@ -30,6 +29,7 @@ from actors.engine.emit import (
     call,
     emitted,
     place,
+    rounded,
     same,
     shuffle,
     spread,
@@ -80,7 +80,7 @@ def widen(_context: Any, stored: types.Type) -> Any:
     def emit(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         if stored != types.uint16:
             return args[0]
-        return builder.bitcast(builder.shl(builder.zext(args[0], WORD), WORD(16)), FLOAT)
+        return widened(builder, args[0])
 
     return types.float32(stored), emit
 
@@ -92,10 +92,7 @@ def narrow(_context: Any, number: types.Type, like: types.Type) -> Any:
     def emit(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         if like != types.uint16:
             return args[0]
-        bits = builder.bitcast(args[0], WORD)
-        odd = builder.and_(builder.lshr(bits, WORD(16)), WORD(1))
-        rounded = builder.add(bits, builder.add(odd, WORD(0x7FFF)))
-        return builder.trunc(builder.lshr(rounded, WORD(16)), HALF)
+        return rounded(builder, args[0])
 
     return like(number, like), emit
 

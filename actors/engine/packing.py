@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -121,52 +122,31 @@ def store_pairs(_context: Any, array: types.Array, at: types.Type, _a: Lanes, _b
     return types.void(array, types.intp, lanes_type, lanes_type), emit
 
 
-@emitted
-def turn_pairs(
-    _context: Any, source: types.Array, _at: Any, _stride: Any, target: types.Array, _to: Any
+def _turning(
+    count: int, kind: ir.VectorType, turn: Callable[[Any, list[Any]], list[Any]], apart: int
 ) -> Any:
-    """16 rows of 16 pairs, `stride` apart, to as many one after the other, rows for columns."""
+    """From `count` rows of a `kind`, `stride` apart, to those that `turn` makes, `apart` apart."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        rows = _rows(context, builder, signature, args, LANES, WORDS)
-        _put(context, builder, signature, args, transposed(builder, rows), PAIRS)
+        rows = _rows(context, builder, signature, args, count, kind)
+        _put(context, builder, signature, args, turn(builder, rows), apart)
         return context.get_dummy_value()
 
-    return types.void(source, types.intp, types.intp, target, types.intp), emit
+    @emitted
+    def turned(
+        _context: Any, source: types.Array, _at: Any, _stride: Any, target: types.Array, _to: Any
+    ) -> Any:
+        return types.void(source, types.intp, types.intp, target, types.intp), emit
+
+    return turned
 
 
-@emitted
-def turn_halves(
-    _context: Any, source: types.Array, _at: Any, _stride: Any, target: types.Array, _to: Any
-) -> Any:
-    """32 rows of 16 bfloat16, `stride` apart, to 16 rows of 32, rows for columns."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        halves = _rows(context, builder, signature, args, PAIRS, HALVES)
-        words = [builder.zext(row, WORDS) for row in halves]
-        pairs = [
-            builder.or_(low, builder.shl(high, same(16, WORDS)))
-            for low, high in zip(words[::2], words[1::2], strict=True)
-        ]
-        _put(context, builder, signature, args, transposed(builder, pairs), PAIRS)
-        return context.get_dummy_value()
-
-    return types.void(source, types.intp, types.intp, target, types.intp), emit
-
-
-@emitted
-def turn_sums(
-    _context: Any, source: types.Array, _at: Any, _stride: Any, target: types.Array, _to: Any
-) -> Any:
-    """16 rows of 16 float32, `stride` apart, to as many of bfloat16, rows for columns."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        sums = _rows(context, builder, signature, args, LANES, FLOATS)
-        turned = [rounded(builder, row) for row in transposed(builder, sums)]
-        _put(context, builder, signature, args, turned, LANES)
-        return context.get_dummy_value()
-
-    return types.void(source, types.intp, types.intp, target, types.intp), emit
+def _paired(builder: Any, rows: list[Any]) -> list[Any]:
+    words = [builder.zext(row, WORDS) for row in rows]
+    return [
+        builder.or_(low, builder.shl(high, same(16, WORDS)))
+        for low, high in zip(words[::2], words[1::2], strict=True)
+    ]
 
 
 @emitted
@@ -201,3 +181,20 @@ def _put(
         first = builder.add(to, LONG(apart * i))
         there = place(context, builder, signature.args[3], target, first, row.type)
         builder.store(row, there).align = HALF.width // 8
+
+
+turn_pairs = _turning(LANES, WORDS, transposed, PAIRS)
+"""16 rows of 16 pairs to as many one after the other, rows for columns."""
+
+turn_halves = _turning(
+    PAIRS, HALVES, lambda builder, rows: transposed(builder, _paired(builder, rows)), PAIRS
+)
+"""32 rows of 16 bfloat16 to 16 rows of 32, rows for columns."""
+
+turn_sums = _turning(
+    LANES,
+    FLOATS,
+    lambda builder, rows: [rounded(builder, row) for row in transposed(builder, rows)],
+    LANES,
+)
+"""16 rows of 16 float32 to as many of bfloat16, rows for columns."""

@@ -77,15 +77,21 @@ def score(
         zero(2)
         zero(3)
         for d in range(0, width, TOKENS):
-            load_tile(4, keys, tile + d, width)
-            load_tile(5, keys, tile + ROWS * width + d, width)
-            load_tile(6, asked, d * BLOCK, TOKENS)
-            load_tile(7, asked, d * BLOCK + _HALF, TOKENS)
-            multiply(0, 4, 6)
-            multiply(1, 4, 7)
-            multiply(2, 5, 6)
-            multiply(3, 5, 7)
+            _multiply_four(keys, tile + d, width, asked, d * BLOCK)
         _store_four(scores, token * BLOCK)
+
+
+@helper
+def _multiply_four(rows: Array, at: int, stride: int, columns: Array, to: int) -> None:
+    """Add to the tiles 0 to 3 the product of 32 rows, `stride` apart, and 32 columns."""
+    load_tile(4, rows, at, stride)
+    load_tile(5, rows, at + ROWS * stride, stride)
+    load_tile(6, columns, to, TOKENS)
+    load_tile(7, columns, to + _HALF, TOKENS)
+    multiply(0, 4, 6)
+    multiply(1, 4, 7)
+    multiply(2, 5, 6)
+    multiply(3, 5, 7)
 
 
 @helper
@@ -162,14 +168,7 @@ def add_values(
         load_tile(3, out, first + ROWS * BLOCK + ROWS, BLOCK)
         for token in range(0, count, TOKENS):
             tile = at + token // TOKENS * apart + d * TOKENS
-            load_tile(4, values, tile, TOKENS)
-            load_tile(5, values, tile + _HALF, TOKENS)
-            load_tile(6, weights, token * BLOCK, TOKENS)
-            load_tile(7, weights, token * BLOCK + _HALF, TOKENS)
-            multiply(0, 4, 6)
-            multiply(1, 4, 7)
-            multiply(2, 5, 6)
-            multiply(3, 5, 7)
+            _multiply_four(values, tile, TOKENS, weights, token * BLOCK)
         _store_four(out, first)
 
 

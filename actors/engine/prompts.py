@@ -28,11 +28,10 @@ from actors.engine.prompt_blocks import (
     score,
     weigh,
 )
-from actors.engine.softmax import LEAST
+from actors.engine.softmax import LEAST, LOG2_E
 from actors.engine.tiles import BLOCK, PART, ROWS, TOKENS, let_go, padded, set_up
 from actors.engine.tiling import Part, TileScratch
 
-_LOG2_E = np.float32(1.4426950408889634)
 _ONE = np.float32(1.0)
 
 
@@ -216,7 +215,7 @@ def attend_prompts(
     out: Array,
 ) -> None:
     """What `_attend_prompts` says, one part after the other. Compiled when it is first met."""
-    dims, by = (query.shape[3], out.shape[3]), np.float32(scale * _LOG2_E)
+    dims, by = (query.shape[3], out.shape[3]), np.float32(scale * LOG2_E)
     for part in parts:
         near = scratch.near(len(part.tiles) * keys.shape[2], *dims)
         _compiled()(

@@ -21,7 +21,7 @@ from actors.engine.lanes import (
 )
 
 LEAST = np.float32(-1e30)
-_LOG2_E = np.float32(1.4426950408889634)
+LOG2_E = np.float32(1.4426950408889634)
 _EXP_SERIES = tuple(
     np.float32(term)
     for term in (1.3333558e-3, 9.6181291e-3, 5.5504109e-2, 2.4022651e-1, 6.9314718e-1, 1.0)
@@ -34,7 +34,7 @@ def _exp(numbers: Any) -> Any:
 
     2 ** x by its Taylor polynomial of degree 6 around the nearest integer.
     """
-    power = larger(numbers * fill(_LOG2_E), fill(np.float32(-126.0)))
+    power = larger(numbers * fill(LOG2_E), fill(np.float32(-126.0)))
     whole = nearest(power)
     rest = power - whole
     series = fill(np.float32(1.5403530e-4))

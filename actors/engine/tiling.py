@@ -63,10 +63,12 @@ def cut(spans: Sequence[Span], window: int | None) -> tuple[Part, ...]:
 
 def _groups(spans: Sequence[Span], window: int | None) -> Iterator[list[Span]]:
     group: list[Span] = []
+    tokens = 0
     for span in spans:
-        if group and sum(s.tokens(window) for s in [*group, span]) > MOST_TOKENS:
+        tokens += span.tokens(window)
+        if group and tokens > MOST_TOKENS:
             yield group
-            group = []
+            group, tokens = [], span.tokens(window)
         group.append(span)
     if group:
         yield group

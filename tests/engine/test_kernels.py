@@ -5,8 +5,6 @@ A row's own key and value are in its page only afterwards: to keep them is the k
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import pytest
 import torch
@@ -15,15 +13,7 @@ from torch import Tensor
 
 from actors.engine.kernels import attend_rows
 from actors.engine.kv_cache import seen
-
-
-class Shape(NamedTuple):
-    heads: int
-    kv_heads: int
-    key_dim: int
-    value_dim: int
-    block_size: int
-
+from tests.engine.shapes import Shape
 
 SHAPES = [
     Shape(9, 3, 64, 64, 16),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -14,19 +13,12 @@ from actors.engine.kv_cache import seen
 from actors.engine.prompts import attend_prompts
 from actors.engine.tiles import usable
 from actors.engine.tiling import Span, TileScratch, cut
+from tests.engine.shapes import Shape
 
 pytestmark = pytest.mark.skipif(not usable(), reason="this processor has no AMX")
 
 TOLERANCE = 2e-2
 """Of numbers of about one, as bfloat16 has 8 bits."""
-
-
-class Shape(NamedTuple):
-    heads: int
-    kv_heads: int
-    key_dim: int
-    value_dim: int
-    block_size: int
 
 
 SHAPES = [
