@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from actors.engine.tiles import usable
+from actors.engine.multipliers import usable
 from actors.engine.tiling import TileScratch
 from cluster.steps import PageCopy
 

@@ -12,12 +12,15 @@ import os
 from pathlib import Path
 
 BUILT_IN = (
+    "dots.py",
     "emit.py",
     "jit.py",
     "lanes.py",
+    "multipliers.py",
     "packing.py",
     "prompt_blocks.py",
     "softmax.py",
+    "squares.py",
     "tiles.py",
 )
 """The files whose functions become part of kernels in other files."""

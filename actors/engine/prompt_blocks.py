@@ -1,4 +1,4 @@
-"""Parts of the attention of one block of a prompt's rows, by tiles: what `prompts` is made of."""
+"""Parts of the attention of one block of rows, in `squares`: what `prompts` is made of."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 
 from actors.engine.jit import Array, helper
 from actors.engine.lanes import fill, larger, load, store
+from actors.engine.multipliers import add, clear, keep, resume
 from actors.engine.packing import (
     count_from,
     exp2,
@@ -15,10 +16,7 @@ from actors.engine.packing import (
     where_up_to,
 )
 from actors.engine.softmax import LEAST
-from actors.engine.tiles import BLOCK, ROWS, TOKENS, load_tile, multiply, store_tile, zero
-
-_HALF = BLOCK // 2 * TOKENS
-"""Elements of a tile, of which a block of rows has two side by side."""
+from actors.engine.squares import BLOCK, HALF_BLOCK, ROWS, TOKENS
 
 
 @helper
@@ -57,11 +55,11 @@ def ask(query: Array, head: int, row: int, count: int, asked: Array, half: int) 
     begin = head * (query.strides[1] // query.itemsize) + row * apart
     if count >= ROWS and dim % TOKENS == 0 and query.strides[3] == query.itemsize:
         for d in range(0, dim, TOKENS):
-            turn_pairs(query, begin + d, apart, asked, d * BLOCK + half * _HALF)
+            turn_pairs(query, begin + d, apart, asked, d * BLOCK + half * HALF_BLOCK)
         return
     for r in range(count):
         for d in range(dim):
-            pair = d // TOKENS * 2 * _HALF + half * _HALF + d % TOKENS // 2 * TOKENS
+            pair = d // TOKENS * 2 * HALF_BLOCK + half * HALF_BLOCK + d % TOKENS // 2 * TOKENS
             asked[pair + 2 * r + d % 2] = query[0, head, row + r, d]
 
 
@@ -72,35 +70,10 @@ def score(
     """Fill `scores`, `[count, BLOCK]`, by tiles of keys `[TOKENS, width]`, `apart` apart."""
     for token in range(0, count, TOKENS):
         tile = at + token // TOKENS * apart
-        zero(0)
-        zero(1)
-        zero(2)
-        zero(3)
+        clear(scores, token * BLOCK)
         for d in range(0, width, TOKENS):
-            _multiply_four(keys, tile + d, width, asked, d * BLOCK)
-        _store_four(scores, token * BLOCK)
-
-
-@helper
-def _multiply_four(rows: Array, at: int, stride: int, columns: Array, to: int) -> None:
-    """Add to the tiles 0 to 3 the product of 32 rows, `stride` apart, and 32 columns."""
-    load_tile(4, rows, at, stride)
-    load_tile(5, rows, at + ROWS * stride, stride)
-    load_tile(6, columns, to, TOKENS)
-    load_tile(7, columns, to + _HALF, TOKENS)
-    multiply(0, 4, 6)
-    multiply(1, 4, 7)
-    multiply(2, 5, 6)
-    multiply(3, 5, 7)
-
-
-@helper
-def _store_four(target: Array, at: int) -> None:
-    """The sums of 32 rows by 32 columns, in the tiles 0 to 3."""
-    store_tile(0, target, at, BLOCK)
-    store_tile(1, target, at + ROWS, BLOCK)
-    store_tile(2, target, at + ROWS * BLOCK, BLOCK)
-    store_tile(3, target, at + ROWS * BLOCK + ROWS, BLOCK)
+            add(scores, token * BLOCK, keys, tile + d, width, asked, d * BLOCK)
+        keep(scores, token * BLOCK)
 
 
 @helper
@@ -139,7 +112,7 @@ def weigh(
         first = exp2(load(scores, at) * by - least)
         second = exp2(load(scores, at + BLOCK) * by - least)
         added = added + (first + second)
-        tile = token // TOKENS * 2 * _HALF + half * _HALF
+        tile = token // TOKENS * 2 * HALF_BLOCK + half * HALF_BLOCK
         store_pairs(weights, tile + token % TOKENS * ROWS, first, second)
     store(sums, half * ROWS, most)
     store(sums, BLOCK + half * ROWS, load(sums, BLOCK + half * ROWS) * shrunk + added)
@@ -161,15 +134,11 @@ def add_values(
 ) -> None:
     """Add to `out`, `[width, BLOCK]`, tiles of turned values, `apart` apart, by their weights."""
     for d in range(0, width, TOKENS):
-        first = d * BLOCK
-        load_tile(0, out, first, BLOCK)
-        load_tile(1, out, first + ROWS, BLOCK)
-        load_tile(2, out, first + ROWS * BLOCK, BLOCK)
-        load_tile(3, out, first + ROWS * BLOCK + ROWS, BLOCK)
+        resume(out, d * BLOCK)
         for token in range(0, count, TOKENS):
             tile = at + token // TOKENS * apart + d * TOKENS
-            _multiply_four(values, tile, TOKENS, weights, token * BLOCK)
-        _store_four(out, first)
+            add(out, d * BLOCK, values, tile, TOKENS, weights, token * BLOCK)
+        keep(out, d * BLOCK)
 
 
 @helper

@@ -1,4 +1,4 @@
-"""Paged attention of prompts on a CPU with AMX: 32 rows of a head at a time, in bfloat16.
+"""Paged attention of prompts on a CPU that multiplies bfloat16: 32 rows of a head at a time.
 
 As FlashAttention does it (Dao et al., 2022, arXiv:2205.14135), turned on its side: of a block's
 scores each column is a row of the prompt. So a softmax goes down the lanes of vectors, with no sum
@@ -17,6 +17,8 @@ import numpy as np
 from numba import types
 
 from actors.engine.jit import Array, helper
+from actors.engine.multipliers import begin as begin_work
+from actors.engine.multipliers import end as end_work
 from actors.engine.packing import take_next, turn_halves
 from actors.engine.prompt_blocks import (
     add_values,
@@ -29,7 +31,7 @@ from actors.engine.prompt_blocks import (
     weigh,
 )
 from actors.engine.softmax import LEAST, LOG2_E
-from actors.engine.tiles import BLOCK, PART, ROWS, TOKENS, let_go, padded, set_up
+from actors.engine.squares import BLOCK, PART, ROWS, TOKENS, padded
 from actors.engine.tiling import Part, TileScratch
 
 _ONE = np.float32(1.0)
@@ -175,7 +177,7 @@ def _attend_prompts(
             )
             item = take_next(taken, 0)
     for thread in numba.prange(len(halves)):
-        set_up(shapes)
+        begin_work(shapes)
         item = take_next(taken, 1)
         while item < len(blocks) * heads:
             position, row, rows, begin, tile = blocks[item // heads]
@@ -200,7 +202,7 @@ def _attend_prompts(
                 out,
             )
             item = take_next(taken, 1)
-        let_go()
+        end_work()
 
 
 def attend_prompts(

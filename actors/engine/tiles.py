@@ -1,6 +1,6 @@
-"""AMX in numba functions: products of 16 rows by 32 bfloat16, summed up in float32.
+"""`squares` by AMX: products of 16 rows by 32 bfloat16, summed up in float32 in tiles.
 
-A tile is a register of 16 rows of 64 bytes; there are eight. `multiply` adds to tile `sums` the
+A tile is a register of 16 rows of 64 bytes; there are eight. `_multiply` adds to tile `sums` the
 product of `rows`, `[16, 32]`, and `columns`, `[16, 16]` pairs of numbers, whose pair `i` of a
 column meets the numbers `2i` and `2i + 1` of a row. Intel's Architecture Instruction Set Extensions
 Programming Reference, chapter 3. A thread sets its tiles up before, and lets them go afterwards.
@@ -18,18 +18,7 @@ from numba.extending import intrinsic
 
 from actors.engine.emit import BYTE, HALF, LONG, POINTER, call, emitted, place
 from actors.engine.jit import Array, helper
-
-TOKENS = 32
-"""Numbers in a row of a tile: as many tokens as are summed over at once."""
-
-ROWS = 16
-"""Rows of a tile."""
-
-BLOCK = 2 * ROWS
-"""Rows of a prompt that are computed at once: four tiles sum up 32 of them by 32 tokens."""
-
-PART = 256
-"""Tokens whose scores are computed before their weights: they stay in the nearest cache."""
+from actors.engine.squares import BLOCK, HALF_BLOCK, ROWS, TOKENS
 
 _NOTHING = ir.VoidType()
 
@@ -39,14 +28,8 @@ def usable() -> bool:
     return bool(torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx())
 
 
-@helper
-def padded(dim: int) -> int:
-    """`dim` numbers as whole rows of tiles."""
-    return -(-dim // TOKENS) * TOKENS
-
-
 def shapes() -> Array:
-    """What `set_up` reads: all eight tiles 16 rows of 64 bytes."""
+    """What `begin` reads: all eight tiles 16 rows of 64 bytes."""
     settings = np.zeros(64, np.uint8)
     settings[0] = 1  # the palette
     settings[16:32].view(np.uint16)[:] = 64
@@ -55,7 +38,7 @@ def shapes() -> Array:
 
 
 @emitted
-def set_up(_context: Any, shapes: types.Array) -> Any:
+def begin(_context: Any, shapes: types.Array) -> Any:
     """Give this thread's tiles their `shapes`."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -67,7 +50,7 @@ def set_up(_context: Any, shapes: types.Array) -> Any:
 
 
 @emitted
-def let_go(_context: Any) -> Any:
+def end(_context: Any) -> Any:
     """This thread needs its tiles no more."""
 
     def emit(context: Any, builder: Any, _signature: Any, _args: Any) -> Any:
@@ -88,14 +71,14 @@ def _on_tiles(name: str) -> Any:
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def zero(_context: Any, tile: types.Type) -> Any:
+def _zero(_context: Any, tile: types.Type) -> Any:
     """Fill a tile with zeros."""
     literal = isinstance(tile, types.IntegerLiteral)
     return (types.void(tile), _on_tiles("llvm.x86.tilezero")) if literal else None
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def multiply(_context: Any, sums: types.Type, rows: types.Type, columns: types.Type) -> Any:
+def _multiply(_context: Any, sums: types.Type, rows: types.Type, columns: types.Type) -> Any:
     """Add the product of two tiles to a third."""
     tiles = (sums, rows, columns)
     literal = all(isinstance(tile, types.IntegerLiteral) for tile in tiles)
@@ -122,5 +105,44 @@ def _moving(name: str) -> Any:
     return move
 
 
-load_tile = _moving("llvm.x86.tileloadd64")
-store_tile = _moving("llvm.x86.tilestored64")
+_load_tile = _moving("llvm.x86.tileloadd64")
+_store_tile = _moving("llvm.x86.tilestored64")
+
+
+@helper
+def clear(_sums: Array, _at: int) -> None:
+    """The sums are those of the tiles 0 to 3 until they are kept."""
+    _zero(0)
+    _zero(1)
+    _zero(2)
+    _zero(3)
+
+
+@helper
+def resume(sums: Array, at: int) -> None:
+    _load_tile(0, sums, at, BLOCK)
+    _load_tile(1, sums, at + ROWS, BLOCK)
+    _load_tile(2, sums, at + ROWS * BLOCK, BLOCK)
+    _load_tile(3, sums, at + ROWS * BLOCK + ROWS, BLOCK)
+
+
+@helper
+def add(
+    _sums: Array, _at: int, rows: Array, row: int, stride: int, columns: Array, column: int
+) -> None:
+    _load_tile(4, rows, row, stride)
+    _load_tile(5, rows, row + ROWS * stride, stride)
+    _load_tile(6, columns, column, TOKENS)
+    _load_tile(7, columns, column + HALF_BLOCK, TOKENS)
+    _multiply(0, 4, 6)
+    _multiply(1, 4, 7)
+    _multiply(2, 5, 6)
+    _multiply(3, 5, 7)
+
+
+@helper
+def keep(sums: Array, at: int) -> None:
+    _store_tile(0, sums, at, BLOCK)
+    _store_tile(1, sums, at + ROWS, BLOCK)
+    _store_tile(2, sums, at + ROWS * BLOCK, BLOCK)
+    _store_tile(3, sums, at + ROWS * BLOCK + ROWS, BLOCK)

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from actors.engine.tiles import BLOCK, PART, TOKENS, padded, shapes
+from actors.engine.squares import BLOCK, PART, TOKENS, padded
+from actors.engine.tiles import shapes
 
 Ints = NDArray[np.int64]
 Halves = NDArray[np.uint16]

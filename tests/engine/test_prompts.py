@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from actors.engine.kv_cache import seen
+from actors.engine.multipliers import usable
 from actors.engine.prompts import attend_prompts
-from actors.engine.tiles import usable
 from actors.engine.tiling import Span, TileScratch, cut
 from tests.engine.shapes import Shape
 
-pytestmark = pytest.mark.skipif(not usable(), reason="this processor has no AMX")
+pytestmark = pytest.mark.skipif(not usable(), reason="neither AMX nor AVX512-BF16 here")
 
 TOLERANCE = 2e-2
 """Of numbers of about one, as bfloat16 has 8 bits."""
