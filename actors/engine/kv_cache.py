@@ -12,7 +12,9 @@ values joined in one tensor. SDPA reads tokens-first keys as fast as heads-first
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -262,11 +264,18 @@ def _put(rows: Tensor, pages: Tensor, data: Tensor) -> None:
 def _zeros(elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros that take memory only where they are written, as far as the device allows.
 
-    `torch.zeros` writes every page at once, and an idle shard would hold its whole pool.
+    `torch.zeros` writes every page at once, and an idle shard would hold its whole pool. The system
+    is asked for huge pages: sequences' pages lie scattered, and to find where each one is costs
+    more than to read it (docs/performance.md).
     """
     if device.type != "cpu":
         return torch.zeros(elements, dtype=dtype, device=device)
-    return torch.from_numpy(np.zeros(elements * dtype.itemsize, dtype=np.uint8)).view(dtype)
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    memory = mmap.mmap(-1, elements * dtype.itemsize, flags=private)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype)
 
 
 class _Scratch:

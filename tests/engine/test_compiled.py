@@ -19,7 +19,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from actors.children import python_path
 from actors.engine import compiled as compiled_steps
 from actors.engine.batch import build_batch
-from actors.engine.compiled import Wish, compile_model, load_program, program_wish
+from actors.engine.compiled import Wish, load_program, program_wish
+from actors.engine.compiling import compile_model
 from actors.engine.engine import build_engine
 from actors.engine.families import check_family
 from actors.engine.kv_cache import KVCache
@@ -219,9 +220,9 @@ def test_a_program_that_cannot_run_here_is_left_alone() -> None:
 def test_the_compiler_still_says_how_parts_of_products_are_shared_out() -> None:
     """In its templates, which are no interface: where they change, ours is to follow."""
     script = (
-        "from actors.engine import compiled; compiled._hand_out_as_they_come()\n"
+        "from actors.engine import inductor; inductor.prepare()\n"
         "from importlib import import_module\n"
-        "for name in compiled.TEMPLATES:\n"
+        "for name in inductor.TEMPLATES:\n"
         "    text = import_module(f'torch._inductor.codegen.{name}').GEMM_TEMPLATE\n"
         "    assert 'schedule(dynamic, 1)' in text and 'schedule(static' not in text, name\n"
     )
