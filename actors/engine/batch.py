@@ -8,23 +8,21 @@ once a layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, count
+from itertools import count
 from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from actors.engine.kv_cache import InPlace, KVCache
+from actors.engine.layouts import COMPANY, Ints, Layout, accompanied, layout_of
 from actors.engine.tiling import Part, Span, cut
 from actors.engine.uploads import upload, upload_rows
 from actors.engine.varlen import Ragged, by_chunk, by_row
-from cluster.steps import Chunk, PageCopy, StepPlan
-
-Ints = NDArray[np.int64]
+from cluster.steps import Chunk, StepPlan
 
 MAX_GROUP_TOKENS = 65_536
 """Context tokens gathered at once for one group of decodes: bounds the scratch memory."""
@@ -59,23 +57,6 @@ class Paths:
     tables: Ints
     first_page: Ints
     positions: Ints
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """One step as numbers alone, from which any rank of a shard makes the same row.
-
-    Of each chunk, in the order of the rows: its first position, its tokens' number and its pages'
-    number; then the tokens and the pages of all. `copies`: pages to copy before, all sources, then
-    all targets.
-    """
-
-    copies: Ints
-    starts: Ints
-    counts: Ints
-    sizes: Ints
-    tokens: Ints
-    tables: Ints
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -134,7 +115,9 @@ def find_step(number: Tensor) -> StepBatch:
 def build_batch(plan: StepPlan, cache: KVCache) -> StepBatch:
     """Lay out the chunks of `plan` as one row."""
     order = sorted(range(len(plan.chunks)), key=lambda i: _row_order(plan.chunks[i]))
-    layout = _layout([plan.chunks[i] for i in order], plan.copies)
+    layout = layout_of([plan.chunks[i] for i in order], plan.copies)
+    if cache.in_place is InPlace.ALL and layout.counts.sum() < COMPANY:
+        return lay_out(accompanied(layout, cache.spare), cache, [*order, len(order)])
     return lay_out(layout, cache, order)
 
 
@@ -162,29 +145,8 @@ def lay_out(layout: Layout, cache: KVCache, order: Sequence[int]) -> StepBatch:
     return batch
 
 
-def _layout(chunks: list[Chunk], copies: Sequence[PageCopy]) -> Layout:
-    tables = [np.array(chunk.sequence.blocks, dtype=np.int64) for chunk in chunks]
-    return Layout(
-        copies=_ints(chain((c.source for c in copies), (c.target for c in copies))),
-        starts=_ints(chunk.start for chunk in chunks),
-        counts=_ints(chunk.rows for chunk in chunks),
-        sizes=_ints(len(table) for table in tables),
-        tokens=_tokens(chunks),
-        tables=np.concatenate(tables),
-    )
-
-
 def _row_order(chunk: Chunk) -> tuple[bool, bool, int]:
     return chunk.rows > MOST_ALONE, chunk.rows > 1, -(chunk.start + chunk.rows)
-
-
-def _tokens(chunks: list[Chunk]) -> Ints:
-    parts = ((c.sequence.tokens[c.start : c.start + c.count], c.guesses) for c in chunks)
-    return _ints(chain.from_iterable(chain.from_iterable(parts)))
-
-
-def _ints(numbers: Iterable[int]) -> Ints:
-    return np.fromiter(numbers, dtype=np.int64)
 
 
 def _alone(in_place: InPlace, counts: Ints) -> int:

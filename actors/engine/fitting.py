@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from actors.engine.exactness import prove_exact
+from actors.engine.exactness import prove_exact, prove_rows
 from actors.engine.families import check_family, longest_exact
 from actors.engine.gang import Gang
 from actors.engine.kv_cache import InPlace, KVCache, LayerShape, page_bytes, readable_in_place
@@ -61,6 +61,8 @@ def fit(loaded: PreTrainedModel, model: ModelConfig, gang: Gang | None = None) -
     longest = _longest(loaded, model.max_model_len)
     pages = (block_size, longest) if in_place is not None and in_place.ragged else ()
     prove_exact(loaded, layers, in_place, *pages)
+    if in_place is InPlace.ALL:
+        prove_rows(loaded)
     blocks = pool_blocks(
         model.cache,
         page_bytes(layers, block_size, loaded.dtype),

@@ -20,10 +20,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from actors.engine.batch import Ints, Layout, Paths, StepBatch, find_step, lay_out, slots_of
+from actors.engine.batch import Paths, StepBatch, find_step, lay_out, slots_of
 from actors.engine.exactness import prove_steps
 from actors.engine.fitting import Fitted
 from actors.engine.kv_cache import KVCache
+from actors.engine.layouts import Ints, Layout
 from actors.engine.runner import Forward, PagedModel
 from actors.engine.uploads import refill, upload
 from actors.engine.varlen import pack, packed_size, table_of, unpack

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from actors.engine.batch import Ints, Layout, find_step, lay_out
+from actors.engine.batch import find_step, lay_out
 from actors.engine.gang import Gang
 from actors.engine.jit import use_threads
 from actors.engine.kv_cache import KVCache
+from actors.engine.layouts import Ints, Layout
 from actors.engine.runner import Forward, PagedModel
 from cluster.steps import PageCopy
 

@@ -22,6 +22,7 @@ from actors.engine.flaws import unsampled, unscored, unsound
 from actors.engine.host_pages import HostPages
 from actors.engine.jit import use_threads
 from actors.engine.kv_cache import KVCache
+from actors.engine.layouts import COMPANY
 from actors.engine.logprobs import score_prompt
 from actors.engine.pace import ThreadPace
 from actors.engine.sampler import Sampler
@@ -124,9 +125,11 @@ class ModelRunner:
     @torch.inference_mode()
     def logits(self, batch: StepBatch, rows: Sequence[int]) -> Tensor:
         """Forward pass over the batch; the logits after `rows`, one or more: `[rows, vocab]`."""
-        kept = indices(rows, self._device)
+        lone = batch.cache.in_place.repeats and len(rows) < COMPANY
+        kept = indices([*rows, *rows] if lone else rows, self._device)
         with self._threads(batch.tokens.shape[1]), self._clock.forward_pass():
-            return self._forward(batch.tokens, batch.positions, kept, batch.number)
+            logits = self._forward(batch.tokens, batch.positions, kept, batch.number)
+        return logits[: len(rows)]
 
     @contextmanager
     def _threads(self, rows: int) -> Iterator[None]:

@@ -6,13 +6,14 @@ import random
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from actors.engine.engine import Engine, build_engine
 from actors.engine.quantized import quantize
 from cluster.batching_config import BatchingConfig
 from cluster.config import DETERMINISTIC_ROWS, CacheConfig, ModelConfig
-from cluster.errors import ConfigError
+from cluster.errors import ConfigError, UnsupportedModel
 from cluster.messages import Request, Sampling
 from tests.engine.driving import random_prompt, request, run, tokens_of
 from tests.engine.families import SHAPE, make, with_wide_weights
@@ -60,6 +61,14 @@ def changed_by_company(engine: Engine) -> int:
 
 def test_a_seed_gives_the_same_tokens_alone_and_in_a_crowd() -> None:
     assert changed_by_company(engine_of(llama())) == 0
+
+
+def test_a_processor_whose_products_round_by_the_number_of_rows_is_refused() -> None:
+    model = llama().to(torch.bfloat16)
+    head = model.lm_head
+    head.forward = lambda rows: F.linear(rows, head.weight) * (1.0 if len(rows) > 9 else 1.1)
+    with pytest.raises(UnsupportedModel, match="deterministic is not to be had on this processor"):
+        engine_of(model)
 
 
 def test_so_it_does_with_windows_and_soft_capping() -> None:
