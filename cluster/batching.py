@@ -19,6 +19,7 @@ from cluster.drafts import Draft
 from cluster.errors import ContextTooLong, InvalidRequest, LedgerBroken
 from cluster.harvest import Harvest
 from cluster.messages import Assignment, PageHash, RequestFailed, TokenDelta
+from cluster.promises import Promises
 from cluster.reports import NO_PREFILLING, HeldRequest, Prefilling
 from cluster.roster import Roster
 from cluster.sequences import Family, track
@@ -81,10 +82,9 @@ class Batcher:
         tables = BlockTables(pool)
         self._roster = Roster(tables, config.places)
         reserve = max(1, pool.num_blocks // 100)
-        most = config.max_batch_tokens
-        guesses = config.prompt_lookup_tokens or 0
+        self._promises = Promises(config.max_batch_tokens, config.ttft_share)
         self._drafter = Drafter(
-            tables, self._roster, most, reserve, watermark, loads, max_model_len, guesses
+            tables, self._roster, self._promises, config, reserve, watermark, loads, max_model_len
         )
         self._harvest = Harvest(tables, self._roster, max_model_len)
         self._max_model_len = max_model_len
@@ -107,6 +107,7 @@ class Batcher:
         hashes = partial(self._hashes, assignment.salt)
         root = root_hash(assignment.salt)
         self._roster.enter(track(assignment, self._arrivals, root, hashes))
+        self._promises.came(assignment.lease.rank, assignment.lease.ttft_s)
         self._arrivals += 1
 
     def cancel(self, request_id: str, choice: int | None = None) -> None:
@@ -204,7 +205,7 @@ class Batcher:
         and one that waited for pages from host memory says nothing at all."""
         if plan.loads:
             return
-        self._drafter.learn(draft, took_s)
+        self._promises.learn(draft.bounds, took_s)
         if draft.prefill and not draft.held_back:
             self._prefilling += Prefilling(draft.prefill, took_s)
 

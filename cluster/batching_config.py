@@ -21,6 +21,9 @@ class BatchingConfig(Frozen):
     max_load_s: float = Field(
         0.01, gt=0, description="Of a step that computes, for pages back from host memory."
     )
+    ttft_share: float = Field(
+        1 / 16, gt=0, le=1, description="Of a TTFT, for a step with prompts of classes without one."
+    )
 
     @property
     def places(self) -> int:

@@ -6,9 +6,10 @@ pages takes them from the newest of the lowest class behind it, never from one b
 one that is already in the step; if there is none it stands still for the step. So the first in line
 always moves on, and no work is thrown away that an earlier sequence does not need at once.
 
-Where streams have a target for their pace, prompts of lower classes get no more of a step than lets
-them keep it, as far as the clock has told (`pacing`). Where pages that are given up go to host
-memory, lower classes keep below a mark while a higher one is there (`watermark`).
+Where streams have a target for their pace, or classes that came lately one for their first token,
+prompts of lower classes get no more of a step than lets them keep it, as far as the clock has told
+(`promises`). Where pages that are given up go to host memory, lower classes keep below a mark while
+a higher one is there (`watermark`).
 
 Pages come back from host memory before anything behind them is computed, a bounded number a step,
 or a long prefix would hold up the streams beside it. Who needs pages that only files have waits in
@@ -19,10 +20,11 @@ from __future__ import annotations
 
 from itertools import chain
 
+from cluster.batching_config import BatchingConfig
 from cluster.block_tables import BlockTables
 from cluster.drafts import Draft
 from cluster.lookup import Lookup, may_guess
-from cluster.pacing import Pace
+from cluster.promises import Promises
 from cluster.roster import Roster
 from cluster.sequences import LAST, Place, State, Tracked
 from cluster.watermark import Watermark
@@ -33,56 +35,52 @@ quarter longer, where rows are computed in tiles of sixteen, and all streams pay
 
 
 class Drafter:
-    """Drafts one step after the other, and learns from the clock how much they may hold.
+    """Drafts one step after the other, within the bounds that `promises` set.
 
     `reserve` pages are left free when one more starts beside others, or their next pages would
     preempt it. A step that computes anything brings at most `loads` pages back beside it, and a
-    decode at most `most_guesses` guesses of its future (`lookup`).
-    `hit_tokens` counts what needed no computing.
+    decode some guesses of its future (`lookup`). `hit_tokens` counts what needed no computing.
     """
 
     def __init__(
         self,
         tables: BlockTables,
         roster: Roster,
-        max_batch_tokens: int,
+        promises: Promises,
+        config: BatchingConfig,
         reserve: int,
         watermark: Watermark,
         loads: float,
         max_model_len: int,
-        most_guesses: int,
     ) -> None:
         self._tables = tables
         self._roster = roster
-        self._max_batch_tokens = max_batch_tokens
-        self._pace = Pace(max_batch_tokens)
+        self._promises = promises
+        self._max_batch_tokens = config.max_batch_tokens
+        self._most_guesses = config.prompt_lookup_tokens or 0
         self._reserve = reserve
         self._watermark = watermark
         self._loads = loads
         self._max_model_len = max_model_len
-        self._most_guesses = most_guesses
         self.hit_tokens = 0
 
     def draft(self) -> Draft:
         """The next step; where there is a sequence, one moves on, or all wait for files."""
         self._pause_for_the_mark()
-        draft = Draft(self._max_batch_tokens, self._pace.allowance(), self._loads)
+        draft = Draft(self._max_batch_tokens, self._promises.bounds(), self._loads)
         decodes = [one for one in self._roster.running if one.behind == 1]
         prefills = [one for one in self._roster.running if one.behind > 1]
         for tracked in decodes:
             self._add(draft, tracked)
-            draft.allowance.guard(tracked.family.rank, tracked.family.tpot_s)
+            draft.bounds.streams.guard(tracked.family.rank, tracked.family.tpot_s)
         going_on = [one for one in decodes if one in draft.planned]
         for tracked in prefills:
             self._let_in(draft, before=tracked.order)
             self._add(draft, tracked)
         self._let_in(draft)
         self._guess(draft, going_on)
+        self._promises.passed(1 if draft.chunks else 0)
         return draft
-
-    def learn(self, draft: Draft, took_s: float) -> None:
-        """The step that was drafted took so long."""
-        self._pace.record(draft.allowance.used, draft.allowance.target_s, took_s)
 
     def _pause_for_the_mark(self) -> None:
         roster, tables = self._roster, self._tables

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 from cluster.host_tier import Moves
-from cluster.pacing import Allowance
+from cluster.promises import Bounds
 from cluster.sequences import Tracked
 from cluster.steps import Chunk, PageCopy, StepPlan
 
@@ -42,13 +42,13 @@ class Gate:
 
 @dataclass(slots=True)
 class Draft:
-    """A step plan in the making; `budget` is how many tokens it may still hold, and of these
-    prompts of lower classes their `allowance`. `loads` are the pages that it may still bring back
-    beside what it computes. `prefill` are the tokens of all prompts in it.
+    """A step plan in the making; `budget` is how many tokens it may still hold, and prompts of
+    these what their `bounds` leave. `loads` are the pages that it may still bring back beside what
+    it computes. `prefill` are the tokens of all prompts in it.
     """
 
     budget: int
-    allowance: Allowance
+    bounds: Bounds
     loads: float = math.inf
     chunks: list[Chunk] = field(default_factory=list)
     copies: list[PageCopy] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Draft:
     @property
     def held_back(self) -> bool:
         """Whether there was room for prompts, and their class was not to have it."""
-        return self.budget > 0 and self.allowance.is_spent
+        return self.budget > 0 and self.bounds.are_reached
 
     @property
     def loads_left(self) -> float:
@@ -72,13 +72,14 @@ class Draft:
 
     def room_for(self, tracked: Tracked) -> int:
         """Tokens that it may have."""
-        return min(self.budget, self.allowance.left) if self._bound(tracked) else self.budget
+        if tracked.behind == 1:
+            return self.budget
+        return self.bounds.allow(tracked.family.rank, self.budget)
 
     def take(self, tracked: Tracked, count: int) -> None:
         """Put its next `count` tokens in."""
-        if self._bound(tracked):
-            self.allowance.used += count
         if tracked.behind > 1:
+            self.bounds.take(tracked.family.rank, count)
             self.prefill += count
         self.chunks.append(tracked.next_chunk(count))
         self.planned.add(tracked)
@@ -91,6 +92,3 @@ class Draft:
     def plan(self, moves: Moves) -> StepPlan:
         """With what pages had to be moved for it."""
         return StepPlan(tuple(self.chunks), tuple(self.copies), *moves)
-
-    def _bound(self, tracked: Tracked) -> bool:
-        return tracked.family.rank > self.allowance.guarded and tracked.behind > 1

@@ -43,8 +43,9 @@ class Granting:
         waited_s = now - waiting.since
         shard, cached, load, candidates, explored = placement
         reason = Reason(waited_s, candidates, explored, charged)
-        tpot_s = self._classes[submission.sla].tpot_s
-        lease = Lease(submission.request_id, self._epoch, shard.ref, cached, reason, rank, tpot_s)
+        sla = self._classes[submission.sla]
+        promises = rank, sla.tpot_s, sla.ttft_s
+        lease = Lease(submission.request_id, self._epoch, shard.ref, cached, reason, *promises)
         self._books.leases.grant(lease, load, bill, now)
         self.park(submission.tenant)
         return lease

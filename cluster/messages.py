@@ -154,8 +154,9 @@ class Reason:
 class Lease:
     """The scheduler's promise, in its life `epoch`, that `shard` has room for the request.
 
-    `rank` counts the classes above the request's, and `tpot_s` is what its class promises of each
-    further token: by these the shard puts those in order that meet there.
+    `rank` counts the classes above the request's, `tpot_s` is what its class promises of each
+    further token, and `ttft_s` of the first: by these the shard puts those in order that meet
+    there, and leaves room for who may come.
     """
 
     request_id: str
@@ -165,6 +166,7 @@ class Lease:
     reason: Reason
     rank: int = 0
     tpot_s: float | None = None
+    ttft_s: float | None = None
 
 
 class RefusalKind(StrEnum):

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 
+from cluster.batching_config import BatchingConfig
 from cluster.blocks import BlockPool
 from cluster.errors import LedgerBroken
-from cluster.pacing import Pace
+from cluster.promises import Promises
 from cluster.reports import NO_PREFILLING, HeldRequest, Prefilling, ShardCapacity
 from cluster.sequences import LAST, Place, place_of
 from cluster.simulate.costs import Device
@@ -36,7 +37,7 @@ class SimulatedEngine:
         self.preemptions = 0
         self._cost = device.cost
         self._budget = device.max_batch_tokens
-        self._pace = Pace(device.max_batch_tokens)
+        self._promises = Promises(device.max_batch_tokens, BatchingConfig().ttft_share)
         self._prefilling = NO_PREFILLING
         self._places = min(device.max_num_seqs, device.max_batch_tokens)
         self._reserve = max(1, self.pool.num_blocks // 100)
@@ -52,9 +53,16 @@ class SimulatedEngine:
             for one in (*self._running, *self._waiting)
         )
 
-    def admit(self, offered: Offered, rank: int = 0, tpot_s: float | None = None) -> None:
-        """Take a request in, with so many classes above its own and a pace that is promised it; it
-        joins a later step.
+    def admit(
+        self,
+        offered: Offered,
+        now: float = 0.0,
+        rank: int = 0,
+        tpot_s: float | None = None,
+        ttft_s: float | None = None,
+    ) -> None:
+        """Take a request in, with so many classes above its own and what these promise; it joins a
+        later step. Where the next one has tokens left, the run ends with the present one.
         """
         prompt = offered.submission.prompt_tokens
         hashes = list(offered.submission.page_hashes)
@@ -63,10 +71,13 @@ class SimulatedEngine:
         one = Sequence(offered, place, rank, tpot_s, prompt, final, hashes)
         insort(self._waiting, one, key=_order)
         self._arrivals += 1
+        self._promises.came(rank, ttft_s, self.run.steps_until(now) if self.run else 0)
+        if self.run is not None:
+            self.run.shorten(now)
 
     def begin(self, now: float) -> Run | None:
         """Plan the next steps up to the first that differs; None where there is no work."""
-        draft = Draft(self._budget, self._pace.allowance())
+        draft = Draft(self._budget, self._promises.bounds())
         decodes = [one for one in self._running if one.behind == 1]
         prefills = [one for one in self._running if one.behind > 1]
         for one in decodes:
@@ -74,18 +85,13 @@ class SimulatedEngine:
                 draft.add(one, 1)
             else:
                 self._draft_chunk(draft, one)
-            draft.allowance.guard(one.rank, one.tpot_s)
+            draft.bounds.streams.guard(one.rank, one.tpot_s)
         for one in prefills:
             self._draft_waiting(draft, one.order)
             self._draft_chunk(draft, one)
         self._draft_waiting(draft, LAST)
         self.run = self._priced(draft, now) if draft.decodes or draft.chunks else None
         return self.run
-
-    def shorten(self, now: float) -> None:
-        """Somebody came: where the next step has tokens left, the run ends with this one."""
-        if self.run is not None:
-            self.run.shorten(now)
 
     def finish(self) -> Outcome:
         """Enter what the run gave; most of it is decodes that neither end nor fill a page."""
@@ -118,9 +124,10 @@ class SimulatedEngine:
 
     def _learn(self, run: Run) -> None:
         """Step by step, as the Batcher does: the allowance follows each."""
-        draft, allowance = run.draft, run.draft.allowance
+        draft = run.draft
+        self._promises.passed(run.steps)
         for took_s in run.times():
-            self._pace.record(allowance.used, allowance.target_s, took_s)
+            self._promises.learn(draft.bounds, took_s)
         if draft.chunks and not draft.held_back:
             tokens = run.steps * draft.prefill
             self._prefilling += Prefilling(tokens, run.end_s - run.start_s)

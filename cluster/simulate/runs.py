@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from cluster.drafts import Gate
 from cluster.messages import PageHash
-from cluster.pacing import Allowance
+from cluster.promises import Bounds
 from cluster.sequences import Place
 from cluster.simulate.costs import StepCost
 from cluster.simulate.workload import Offered
@@ -52,14 +52,14 @@ class Sequence:
 
 @dataclass(slots=True, eq=False)
 class Draft:
-    """A run in the making; `budget` is how many tokens its steps may still hold, and of these
-    prompts of lower classes their `allowance`.
+    """A run in the making; `budget` is how many tokens its steps may still hold, and prompts of
+    these what their `bounds` leave.
 
     It is `alike` as long as the next step could be the same as this one.
     """
 
     budget: int
-    allowance: Allowance
+    bounds: Bounds
     decodes: list[Sequence] = field(default_factory=list)
     chunks: list[tuple[Sequence, int]] = field(default_factory=list)
     alike: bool = True
@@ -73,13 +73,13 @@ class Draft:
     @property
     def held_back(self) -> bool:
         """Whether there was room for prompts, and their class was not to have it."""
-        return self.budget > 0 and self.allowance.is_spent
+        return self.budget > 0 and self.bounds.are_reached
 
     def room_for(self, one: Sequence) -> int:
         """Tokens that it may have."""
-        if one.rank > self.allowance.guarded and one.behind > 1:
-            return min(self.budget, self.allowance.left)
-        return self.budget
+        if one.behind == 1:
+            return self.budget
+        return self.bounds.allow(one.rank, self.budget)
 
     def add(self, one: Sequence, count: int) -> None:
         self.budget -= count
@@ -87,8 +87,7 @@ class Draft:
             self.decodes.append(one)
             self.alike &= one.started
             return
-        if one.rank > self.allowance.guarded:
-            self.allowance.used += count
+        self.bounds.take(one.rank, count)
         self.chunks.append((one, count))
 
     def holds(self, one: Sequence) -> bool:

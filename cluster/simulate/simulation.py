@@ -196,14 +196,13 @@ class Simulation:
 
     def _assign(self, lease: Lease) -> None:
         shard = self._shards[lease.shard.shard]
-        shard.engine.admit(self.stories[lease.request_id].offered, lease.rank, lease.tpot_s)
         run = shard.engine.run
+        steps = run.steps if run else 0
+        offered, promises = self.stories[lease.request_id].offered, (lease.tpot_s, lease.ttft_s)
+        shard.engine.admit(offered, self._now, lease.rank, *promises)
         if run is None:
             self._begin(shard)
-            return
-        steps = run.steps
-        shard.engine.shorten(self._now)
-        if run.steps < steps:
+        elif run.steps < steps:
             self._at(run.end_s, self._stepped, (shard, run, run.steps))
 
     def _begin(self, shard: SimulatedShard) -> None:

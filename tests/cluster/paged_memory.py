@@ -136,6 +136,7 @@ def assignment(
     salt: bytes = b"tenant",
     rank: int = 0,
     tpot_s: float | None = None,
+    ttft_s: float | None = None,
 ) -> Assignment:
     request = Request(
         request_id=request_id,
@@ -148,7 +149,7 @@ def assignment(
         choices=choices,
     )
     shard = ShardRef("toy-0", "toy", "shard:toy-0", "first")
-    lease = Lease(request_id, 1, shard, 0, Reason(0.0, ()), rank, tpot_s)
+    lease = Lease(request_id, 1, shard, 0, Reason(0.0, ()), rank, tpot_s, ttft_s)
     return Assignment(lease, request, salt)
 
 

@@ -374,11 +374,12 @@ def test_what_a_restart_finds_on_a_shard_tells_nothing_of_its_time_to_the_first_
     assert loaded.brain.stats().classes["P0"].ttft.count == 0
 
 
-def test_a_lease_tells_its_shard_the_class_and_its_pace() -> None:
+def test_a_lease_tells_its_shard_the_class_and_what_it_promises() -> None:
     loaded = Loaded()
-    lease = loaded.submit("P2")
-    assert isinstance(lease, Lease)
-    assert (lease.rank, lease.tpot_s) == (2, None)
+    for name, promised in (("P0", (0, None, 1)), ("P2", (2, None, None))):
+        lease = loaded.submit(name)
+        assert isinstance(lease, Lease)
+        assert (lease.rank, lease.tpot_s, lease.ttft_s) == promised
 
 
 def test_prompts_of_lower_classes_do_not_close_a_shards_window_to_higher_ones() -> None:

@@ -6,13 +6,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from cluster import expected, promises
 from cluster.batching import Batcher
 from cluster.batching_config import BatchingConfig
 from cluster.blocks import BlockPool, page_hashes
 from cluster.messages import Submission
+from cluster.pacing import LEAST
 from cluster.reports import NO_PREFILLING, Prefilling
 from cluster.simulate.costs import Device, StepCost
 from cluster.simulate.engine import SimulatedEngine
@@ -34,6 +36,7 @@ class Job:
     output: int
     rank: int = 0
     tpot_s: float | None = None
+    ttft_s: float | None = None
 
     def prompt(self, number: int) -> tuple[int, ...]:
         common = tuple(position * position % 11 for position in range(self.shared))
@@ -90,7 +93,10 @@ def real(work: list[Job], pages: int, seqs: int, budget: int) -> Times:
             now = max(now, todo[0][0])
         while todo and todo[0][0] <= now:
             _, name, job, prompt = todo.pop(0)
-            batcher.admit(assignment(name, prompt, job.output, rank=job.rank, tpot_s=job.tpot_s))
+            request = assignment(
+                name, prompt, job.output, rank=job.rank, tpot_s=job.tpot_s, ttft_s=job.ttft_s
+            )
+            batcher.admit(request)
         plan = batcher.plan()
         assert plan is not None
         took_s = step_s(plan)
@@ -109,8 +115,8 @@ def on_paper(work: list[Job], pages: int, seqs: int, budget: int) -> Times:
     while todo or engine.run:
         if engine.run is None or (todo and todo[0][0] <= engine.run.end_s):
             now, name, job, prompt = todo.pop(0)
-            engine.admit(offered(name, prompt, job.output), job.rank, job.tpot_s)
-            engine.shorten(now)
+            promised = job.rank, job.tpot_s, job.ttft_s
+            engine.admit(offered(name, prompt, job.output), now, *promised)
             # All that come at the same moment join the same step.
             if engine.run is None and not (todo and todo[0][0] == now):
                 engine.begin(now)
@@ -135,10 +141,10 @@ def offered(name: str, prompt: tuple[int, ...], output: int) -> Offered:
 def test_with_pages_to_spare_it_takes_the_batchers_steps(
     work: list[Job], seqs: int, budget: int
 ) -> None:
-    expected = real(work, 400, seqs, budget)
+    times = real(work, 400, seqs, budget)
 
     assert on_paper(work, 400, seqs, budget) == {
-        name: pytest.approx(times, abs=1e-9) for name, times in expected.items()
+        name: pytest.approx(each, abs=1e-9) for name, each in times.items()
     }
 
 
@@ -147,10 +153,10 @@ def test_with_pages_to_spare_it_takes_the_batchers_steps(
 def test_short_of_pages_it_evicts_and_preempts_as_the_batcher_does(
     work: list[Job], seqs: int, budget: int, pages: int
 ) -> None:
-    expected = real(work, pages, seqs, budget)
+    times = real(work, pages, seqs, budget)
 
     assert on_paper(work, pages, seqs, budget) == {
-        name: pytest.approx(times, abs=1e-9) for name, times in expected.items()
+        name: pytest.approx(each, abs=1e-9) for name, each in times.items()
     }
 
 
@@ -159,25 +165,59 @@ long_jobs = st.lists(
         Job,
         gap_s=st.sampled_from([0.0, SHORT_S, MEDIUM_S]),
         shared=st.integers(0, 16),
-        own=st.integers(1, 150),
+        own=st.integers(1, 200),
         output=st.integers(1, 40),
         rank=st.integers(0, 2),
         tpot_s=st.sampled_from([None, 0.012, 0.025, 0.08]),
+        ttft_s=st.sampled_from([None, 0.2, 0.5, 5.0]),
     ),
     min_size=3,
     max_size=12,
 )
 
 
-@given(work=long_jobs, seqs=st.integers(2, 8), budget=st.integers(40, 120))
-def test_beside_streams_that_are_promised_a_pace_it_holds_prompts_back_as_the_batcher_does(
+@given(work=long_jobs, seqs=st.integers(2, 8), budget=st.integers(40, 300))
+def test_for_the_sake_of_streams_and_of_who_may_come_it_holds_prompts_back_as_the_batcher_does(
     work: list[Job], seqs: int, budget: int
 ) -> None:
-    expected = real(work, 1000, seqs, budget)
+    times = real(work, 1000, seqs, budget)
 
     assert on_paper(work, 1000, seqs, budget) == {
-        name: pytest.approx(times, abs=1e-9) for name, times in expected.items()
+        name: pytest.approx(each, abs=1e-9) for name, each in times.items()
     }
+
+
+comers = st.lists(
+    st.builds(
+        lambda gap_s, rank, own: Job(
+            gap_s, 0, own[rank], 1 + 9 * rank, rank=rank, ttft_s=[0.2, 0.3, None][rank]
+        ),
+        gap_s=st.sampled_from([0.0, SHORT_S, LONG_S]),
+        rank=st.integers(0, 2),
+        own=st.tuples(st.integers(1, 20), st.integers(1, 100), st.integers(100, 300)),
+    ),
+    min_size=3,
+    max_size=12,
+)
+
+
+@given(work=comers, seqs=st.integers(2, 8), steps=st.integers(1, 30))
+@example(  # the second comes in the middle of a run, and the third goes on when it is forgotten
+    work=[Job(0, 0, 900, 1), Job(LONG_S, 0, 3, 1, 1, None, 0.2), Job(0, 0, 900, 1, 2)],
+    seqs=3,
+    steps=11,
+)
+def test_it_expects_a_class_for_as_many_steps_as_the_batcher_does(
+    work: list[Job], seqs: int, steps: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(expected, "EXPECTED_STEPS", steps)
+        patch.setattr(promises, "WORTHWHILE", LEAST)
+        times = real(work, 1000, seqs, 100)
+
+        assert on_paper(work, 1000, seqs, 100) == {
+            name: pytest.approx(each, abs=1e-9) for name, each in times.items()
+        }
 
 
 def test_a_step_that_holds_prompts_back_says_nothing_of_the_shards_speed() -> None:
@@ -188,8 +228,8 @@ def test_a_step_that_holds_prompts_back_says_nothing_of_the_shards_speed() -> No
         engine.finish()
         return engine.drain_prefilling()
 
-    engine.admit(offered("stream", (1, 2, 3), 30), 0, 0.02)
+    engine.admit(offered("stream", (1, 2, 3), 30), 0.0, 0, 0.02)
     speed(0.0)
-    engine.admit(offered("batch", tuple(range(300)), 2), 2)
+    engine.admit(offered("batch", tuple(range(300)), 2), 1.0, 2)
     assert speed(1.0).tokens == 99
     assert speed(2.0) == NO_PREFILLING
