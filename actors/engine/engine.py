@@ -24,6 +24,7 @@ from actors.engine.gang import Gang
 from actors.engine.graphs import fixed_steps
 from actors.engine.loader import load_model
 from actors.engine.lockstep import LeadingForward, follow
+from actors.engine.memory import give_back, keep_freed
 from actors.engine.pace import ThreadPace
 from actors.engine.parts import load_part
 from actors.engine.runner import Forward, ModelRunner
@@ -136,6 +137,7 @@ class Engine:
         else:
             self._runner.use(program)
             self._prove = None
+            give_back()
 
     def held(self) -> tuple[HeldRequest, ...]:
         """All requests that are here, oldest first."""
@@ -238,6 +240,7 @@ def build_engine(loaded: PreTrainedModel, model: ModelConfig, gang: Gang | None 
     if model.hands_over:
         layout = layout_of(loaded, fitted.layers, model)
         transfer = PageTransfer(pool, fitted.cache, runner.host, layout)
+    keep_freed()
     return Engine(
         runner,
         partial(prove_program, loaded, fitted.layers),

@@ -12,9 +12,7 @@ values joined in one tensor. SDPA reads tokens-first keys as fast as heads-first
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -24,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from actors.engine.memory import huge_zeros
 from actors.engine.multipliers import usable
 from actors.engine.tiling import TileScratch
 from cluster.steps import PageCopy
@@ -177,7 +176,7 @@ class KVCache:
     @property
     def page_bytes(self) -> int:
         """Memory of one page over all layers, bytes."""
-        return sum(rows.shape[1] for rows in self._rows())
+        return sum(rows.shape[1] for rows in self.rows())
 
     def read_pages(self, pages: Sequence[int]) -> NDArray[np.uint8]:
         """What `pages` hold, in memory of the host: `[len(pages), page_bytes]`, a page a row, layer
@@ -190,7 +189,7 @@ class KVCache:
         index = torch.tensor(pages, dtype=torch.int64, device=self.device)
         read = torch.empty(len(pages), self.page_bytes, dtype=torch.uint8, device=self.device)
         start = 0
-        for rows in self._rows():
+        for rows in self.rows():
             torch.index_select(rows, 0, index, out=read[:, start : start + rows.shape[1]])
             start += rows.shape[1]
         return read
@@ -208,11 +207,11 @@ class KVCache:
         if data.shape != (len(pages), self.page_bytes):
             raise ValueError(f"{(*data.shape,)} bytes for {len(pages)} pages of {self.page_bytes}")
         start, index = 0, torch.tensor(pages, dtype=torch.int64, device=self.device)
-        for rows in self._rows():
+        for rows in self.rows():
             _put(rows, index, data[:, start : start + rows.shape[1]])
             start += rows.shape[1]
 
-    def _rows(self) -> Iterator[Tensor]:
+    def rows(self) -> Iterator[Tensor]:
         """All pages of a layer's keys, then of its values, as bytes: `[num_blocks + 1, row]`."""
         for layer in self._layers.values():
             yield layer.keys.view(torch.uint8)
@@ -262,20 +261,10 @@ def _put(rows: Tensor, pages: Tensor, data: Tensor) -> None:
 
 
 def _zeros(elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros that take memory only where they are written, as far as the device allows.
-
-    `torch.zeros` writes every page at once, and an idle shard would hold its whole pool. The system
-    is asked for huge pages: sequences' pages lie scattered, and to find where each one is costs
-    more than to read it (docs/performance.md).
-    """
+    """`torch.zeros` on a CPU writes every page at once: an idle shard would hold its whole pool."""
     if device.type != "cpu":
         return torch.zeros(elements, dtype=dtype, device=device)
-    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    memory = mmap.mmap(-1, elements * dtype.itemsize, flags=private)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without them
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype)
+    return huge_zeros(elements, dtype)
 
 
 class _Scratch:

@@ -24,6 +24,7 @@ from actors.engine.jit import use_threads
 from actors.engine.kv_cache import KVCache
 from actors.engine.layouts import COMPANY
 from actors.engine.logprobs import score_prompt
+from actors.engine.memory import Backing
 from actors.engine.pace import ThreadPace
 from actors.engine.sampler import Sampler
 from actors.engine.uploads import indices
@@ -66,6 +67,7 @@ class ModelRunner:
         self._pace = pace
         self._device = model.device
         self._cache = cache
+        self._backing = Backing(cache.rows())
         self.host = HostPages(cache)
         self._sampler = Sampler()
         self._clock = clock_of(model.device)
@@ -89,7 +91,8 @@ class ModelRunner:
         sampled_rows = [_sampled_rows(chunk, batch.first_row[i]) for i, chunk in sampling.items()]
         scored_rows = [_scored_rows(chunk, batch.first_row[i]) for i, chunk in scoring.items()]
         last_rows = [batch.first_row[i] + chunk.count - 1 for i, chunk in silent.items()]
-        logits = self.logits(batch, [*chain(*sampled_rows, *scored_rows, last_rows)])
+        with self._backing.writing(int(batch.paths.tables.max())):
+            logits = self.logits(batch, [*chain(*sampled_rows, *scored_rows, last_rows)])
         counts = [sum(map(len, sampled_rows)), sum(map(len, scored_rows)), len(last_rows)]
         to_sample, to_score, last = torch.split(logits, counts)
         sampled = self._sample(to_sample, [*sampling.values()])
