@@ -1,0 +1,106 @@
+"""The pool of a shard is backed ahead of its steps, while none runs, and holds what it held."""
+
+from __future__ import annotations
+
+import mmap
+import resource
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from actors.engine import memory
+from actors.engine.memory import Backing, huge_zeros
+
+PAGES, ROW = 64, 65_536
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """Keys and values of one layer: 8 MiB, of which 2 are backed ahead."""
+    monkeypatch.setattr(memory, "SMALL", 1)
+    monkeypatch.setattr(memory, "AHEAD", 16 * 2 * ROW)
+    monkeypatch.setattr(memory, "AT_ONCE", 4 * ROW)
+    return [huge_zeros(PAGES * ROW, torch.uint8).view(PAGES, ROW) for _ in range(2)]
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def test_it_is_backed_ahead_of_what_steps_write(rows: list[Tensor]) -> None:
+    backing = Backing(rows)
+    until(lambda: backing.backed == 16)
+    with backing.writing(20):
+        pass
+    until(lambda: backing.backed == 36)
+    with backing.writing(PAGES - 1):
+        pass
+    until(lambda: backing.backed == PAGES)
+
+
+def test_what_is_backed_costs_a_step_no_faults(rows: list[Tensor]) -> None:
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    small_pages = mmap.mmap(-1, PAGES * ROW, flags=private)  # each of its pages is a fault
+    rows = [torch.frombuffer(small_pages, dtype=torch.uint8).view(PAGES, ROW)]
+    backing = Backing(rows)
+    until(lambda: backing.backed == PAGES // 2)
+    expected = PAGES // 2 * ROW // mmap.PAGESIZE
+    begun = faults()
+    rows[0][: PAGES // 2].fill_(1)
+    between = faults()
+    rows[0][PAGES // 2 :].fill_(1)
+    assert between - begun < expected // 2 < faults() - between
+
+
+def test_what_pages_hold_stays(rows: list[Tensor]) -> None:
+    rows[0][:20] = 7
+    rows[1][5] = 9
+    backing = Backing(rows)
+    until(lambda: backing.backed == 16)
+    assert (rows[0][:20] == 7).all()
+    assert not rows[0][20:].any()
+    assert (rows[1][5] == 9).all()
+    assert not rows[1][6:].any()
+
+
+def test_it_rests_while_a_step_runs(rows: list[Tensor]) -> None:
+    backing = Backing(rows)
+    until(lambda: backing.backed == 16)
+    with backing.writing(40):
+        backing._reach(40)
+        time.sleep(2 * memory.QUIET_S)
+        assert backing.backed == 16
+    until(lambda: backing.backed == 56)
+
+
+def test_a_system_that_cannot_is_asked_once(
+    rows: list[Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "POPULATE_WRITE", 9_999)
+    backing = Backing(rows)
+    until(lambda: not backing._works)
+    with backing.writing(40):
+        pass
+    assert not backing._works
+    assert not rows[0].any()
+
+
+def test_small_pools_and_devices_are_left_alone() -> None:
+    small = [torch.zeros(4, 16, dtype=torch.uint8)]
+    elsewhere = [torch.zeros(2, memory.SMALL, dtype=torch.uint8, device="meta")]
+    for rows in (small, elsewhere):
+        backing = Backing(rows)
+        with backing.writing(1):
+            pass
+        assert backing.backed == 0
+        assert not backing._works
