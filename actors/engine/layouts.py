@@ -13,9 +13,9 @@ from cluster.steps import Chunk, PageCopy
 
 Ints = NDArray[np.int64]
 
-COMPANY = 2
-"""Rows that a product needs so that each rounds as it does among more: one alone is computed in
-another way (oneDNN with AVX512-BF16)."""
+COMPANY = 16
+"""Rows that a product needs so that each rounds as it does among more: fewer are computed in other
+ways by some libraries (with AVX512-BF16 one in bfloat16, up to eleven in float32)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +48,16 @@ def layout_of(chunks: list[Chunk], copies: Sequence[PageCopy]) -> Layout:
 
 
 def accompanied(layout: Layout, spare: int) -> Layout:
-    """And one row more, the first of a sequence on the page `spare`."""
+    """With rows behind that make it `COMPANY`, each the first of a sequence on the page `spare`."""
+    missing = max(0, COMPANY - int(layout.counts.sum()))
+    zeros, ones = np.zeros(missing, dtype=np.int64), np.ones(missing, dtype=np.int64)
     return Layout(
         layout.copies,
-        np.append(layout.starts, 0),
-        np.append(layout.counts, 1),
-        np.append(layout.sizes, 1),
-        np.append(layout.tokens, 0),
-        np.append(layout.tables, spare),
+        np.append(layout.starts, zeros),
+        np.append(layout.counts, ones),
+        np.append(layout.sizes, ones),
+        np.append(layout.tokens, zeros),
+        np.append(layout.tables, ones * spare),
     )
 
 

@@ -128,8 +128,8 @@ class ModelRunner:
     @torch.inference_mode()
     def logits(self, batch: StepBatch, rows: Sequence[int]) -> Tensor:
         """Forward pass over the batch; the logits after `rows`, one or more: `[rows, vocab]`."""
-        lone = batch.cache.in_place.repeats and len(rows) < COMPANY
-        kept = indices([*rows, *rows] if lone else rows, self._device)
+        missing = max(0, COMPANY - len(rows)) if batch.cache.in_place.repeats else 0
+        kept = indices([*rows, *[rows[0]] * missing], self._device)
         with self._threads(batch.tokens.shape[1]), self._clock.forward_pass():
             logits = self._forward(batch.tokens, batch.positions, kept, batch.number)
         return logits[: len(rows)]
