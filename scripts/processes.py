@@ -25,7 +25,7 @@ def adopt_orphans() -> None:
 def end_descendants() -> int:
     """SIGKILL every descendant until none is left; how many there were."""
     ended = 0
-    while descendants := _alive(psutil.Process().children(recursive=True)):
+    while descendants := alive(psutil.Process().children(recursive=True)):
         for process in descendants:
             _kill(process)
         ended += len(descendants)
@@ -35,7 +35,8 @@ def end_descendants() -> int:
     return ended
 
 
-def _alive(processes: list[psutil.Process]) -> list[psutil.Process]:
+def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Not those that only wait to be reaped, which may be the business of the machine's first."""
     return [process for process in processes if _status(process) != psutil.STATUS_ZOMBIE]
 
 

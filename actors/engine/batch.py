@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from actors.engine.kv_cache import InPlace, KVCache
-from actors.engine.layouts import Ints, Layout, accompanied, layout_of
+from actors.engine.layouts import Ints, Layout, accompanied, step_layout
 from actors.engine.tiling import Part, Span, cut
 from actors.engine.uploads import upload, upload_rows
 from actors.engine.varlen import Ragged, by_chunk, by_row
@@ -115,7 +115,7 @@ def find_step(number: Tensor) -> StepBatch:
 def build_batch(plan: StepPlan, cache: KVCache) -> StepBatch:
     """Lay out the chunks of `plan` as one row."""
     order = sorted(range(len(plan.chunks)), key=lambda i: _row_order(plan.chunks[i]))
-    layout = layout_of([plan.chunks[i] for i in order], plan.copies)
+    layout = step_layout([plan.chunks[i] for i in order], plan.copies)
     if cache.in_place is InPlace.ALL:
         layout = accompanied(layout, cache.spare)
         order += range(len(order), len(layout.counts))

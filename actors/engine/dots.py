@@ -13,7 +13,18 @@ import torch
 from llvmlite import ir
 from numba import types
 
-from actors.engine.emit import FLOATS, LANES, LONG, WORD, WORDS, call, emitted, place, same
+from actors.engine.emit import (
+    FLOATS,
+    LANES,
+    LONG,
+    WORD,
+    WORDS,
+    call,
+    emitted,
+    loaded,
+    place,
+    spread,
+)
 from actors.engine.jit import Array, helper
 from actors.engine.lanes import fill, store
 from actors.engine.squares import BLOCK, HALF_BLOCK, TOKENS
@@ -99,14 +110,14 @@ def _add_rows(
 
         places = [there(0, sums, at, i * LANES, FLOATS) for i in range(2 * AT_ONCE)]
         firsts = [builder.add(row, builder.mul(stride, LONG(i))) for i in range(AT_ONCE)]
-        totals = [_load(builder, each, 4) for each in places]
+        totals = [loaded(builder, each, 4) for each in places]
         for pair in range(0, TOKENS, 2):
             halves = [
-                _load(builder, there(5, columns, column, half + pair * LANES, WORDS), 2)
+                loaded(builder, there(5, columns, column, half + pair * LANES, WORDS), 2)
                 for half in (0, HALF_BLOCK)
             ]
             for i, first in enumerate(firsts):
-                word = _load(builder, there(2, rows, first, pair, WORD), 2)
+                word = loaded(builder, there(2, rows, first, pair, WORD), 2)
                 for half in range(2):
                     total = totals[2 * i + half]
                     totals[2 * i + half] = _multiply(builder, total, word, halves[half])
@@ -117,16 +128,7 @@ def _add_rows(
     return types.void(sums, types.intp, rows, types.intp, types.intp, columns, types.intp), emit
 
 
-def _load(builder: Any, where: Any, align: int) -> Any:
-    loaded = builder.load(where)
-    loaded.align = align
-    return loaded
-
-
 def _multiply(builder: Any, total: Any, word: Any, columns: Any) -> Any:
     """Add to `total` the products of one row's pair and each column's."""
-    nothing = ir.Constant(WORDS, ir.Undefined)
-    first = builder.insert_element(nothing, word, WORD(0))
-    pairs = builder.shuffle_vector(first, nothing, same(0, WORDS))
-    operands = (builder.bitcast(each, _PAIRS) for each in (pairs, columns))
+    operands = (builder.bitcast(each, _PAIRS) for each in (spread(builder, word), columns))
     return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, total, *operands)

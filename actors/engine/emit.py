@@ -46,10 +46,17 @@ def same(number: float, kind: Any = FLOATS) -> Any:
 
 
 def spread(builder: Any, number: Any) -> Any:
-    """One float32 in all lanes."""
-    nothing = ir.Constant(FLOATS, ir.Undefined)
+    """One number in all lanes."""
+    nothing = ir.Constant(ir.VectorType(number.type, LANES), ir.Undefined)
     first = builder.insert_element(nothing, number, WORD(0))
     return builder.shuffle_vector(first, nothing, same(0, WORDS))
+
+
+def loaded(builder: Any, there: Any, align: int) -> Any:
+    """What lies at an address that is a multiple of `align` bytes, as all of its kind need not."""
+    found = builder.load(there)
+    found.align = align
+    return found
 
 
 def widened(builder: Any, halves: Any) -> Any:

@@ -28,6 +28,7 @@ from actors.engine.emit import (
     WORDS,
     call,
     emitted,
+    loaded,
     place,
     rounded,
     same,
@@ -104,8 +105,8 @@ def load(_context: Any, array: types.Array, at: types.Type) -> Any:
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = FLOATS if stored == types.float32 else HALVES
-        numbers = builder.load(place(context, builder, signature.args[0], args[0], args[1], kind))
-        numbers.align = stored.bitwidth // 8
+        there = place(context, builder, signature.args[0], args[0], args[1], kind)
+        numbers = loaded(builder, there, stored.bitwidth // 8)
         return numbers if stored == types.float32 else widened(builder, numbers)
 
     return lanes_type(array, types.intp), emit

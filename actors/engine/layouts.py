@@ -35,7 +35,7 @@ class Layout:
     tables: Ints
 
 
-def layout_of(chunks: list[Chunk], copies: Sequence[PageCopy]) -> Layout:
+def step_layout(chunks: list[Chunk], copies: Sequence[PageCopy]) -> Layout:
     tables = [np.array(chunk.sequence.blocks, dtype=np.int64) for chunk in chunks]
     return Layout(
         copies=_ints(chain((c.source for c in copies), (c.target for c in copies))),

@@ -20,6 +20,7 @@ from actors.engine.emit import (
     WORDS,
     call,
     emitted,
+    loaded,
     place,
     rounded,
     same,
@@ -167,9 +168,8 @@ def _rows(
     rows = []
     for i in range(count):
         first = builder.add(at, builder.mul(stride, LONG(i)))
-        row = builder.load(place(context, builder, signature.args[0], source, first, kind))
-        row.align = HALF.width // 8
-        rows.append(row)
+        there = place(context, builder, signature.args[0], source, first, kind)
+        rows.append(loaded(builder, there, HALF.width // 8))
     return rows
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
 
 import psutil
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from benchmarks.client import Endpoint
 from benchmarks.servers import Launch, ServerFailed, piped, serving
 from benchmarks.workloads import Prompt, Workload
+from scripts.processes import alive
 from scripts.serve_config import free_port
 
 # Answers every GET with 200, beside a child that never ends by itself.
@@ -44,20 +44,13 @@ def launch(code: str) -> Launch:
     return Launch((sys.executable, "-c", code, str(port)), endpoint)
 
 
-def lives(process: psutil.Process) -> bool:
-    """Not if it only waits to be reaped, which is the business of the machine's first process."""
-    with suppress(psutil.NoSuchProcess):
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    return False
-
-
 def test_a_server_answers_within_the_block_and_is_gone_after_it_with_its_children() -> None:
     with serving(launch(SERVER)) as server:
         assert server.pid is not None
         root = psutil.Process(server.pid)
         family = [root, *root.children()]
         assert len(family) == 2
-    assert not any(map(lives, family))
+    assert alive(family) == []
 
 
 def test_a_server_that_ends_at_once_is_told_with_its_last_words() -> None:

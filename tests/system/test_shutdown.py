@@ -10,6 +10,7 @@ import pytest
 import ray
 from ray import serve
 
+from scripts.processes import alive
 from tests.system.application import running
 
 pytestmark = pytest.mark.slow
@@ -23,11 +24,7 @@ def test_shutdown_leaves_no_actor_no_process_and_no_port(tiny_folder: Path) -> N
         serve.shutdown()
         assert ray.util.list_named_actors(all_namespaces=True) == []
     left = psutil.Process().children(recursive=True)
-    assert [process for process in left if process.pid not in before and _lives(process)] == []
+    assert alive([process for process in left if process.pid not in before]) == []
     port = int(application.url.rpartition(":")[2])
     with socket.create_server(("127.0.0.1", port)):
         pass
-
-
-def _lives(process: psutil.Process) -> bool:
-    return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
