@@ -27,20 +27,48 @@ from actors.engine.lanes import (
     store_totals,
     widen,
 )
+from actors.engine.packing import take_next
 from actors.engine.softmax import LEAST, cap, weigh
 
 _ZERO = np.float32(0.0)
 _LINE = 64
 """Bytes that come from memory at once."""
 
+AHEAD = 48
+"""Tokens that are asked for before they are read."""
+
 
 @helper
-def _fetch(pages: Array, at: int, stride: int, count: int, dim: int) -> None:
-    """Ask for `count` tokens of `dim` elements, `stride` apart from `at` on."""
+def _fetch(pages: Array, page: int, block_size: int, kv_heads: int, head: int, dim: int) -> None:
+    """Ask for the head's part of a page, as its tokens lie in the flat `pages`."""
+    stride = kv_heads * dim
+    at = page * block_size * stride + head * dim
     step = _LINE // pages.itemsize
-    for token in range(count):
+    for token in range(block_size):
         for d in range(0, dim, step):
             prefetch(pages, at + token * stride + d)
+
+
+@helper
+def _fetch_first(
+    keys: Array,
+    block_size: int,
+    kv_heads: int,
+    table: Array,
+    head: int,
+    first: int,
+    last: int,
+    dim: int,
+) -> None:
+    """Ask for the first pages that `_attend_head` will read."""
+    begin = first // block_size
+    for page in range(begin, min(begin + _ahead(block_size), last // block_size + 1)):
+        _fetch(keys, table[page], block_size, kv_heads, head, dim)
+
+
+@helper
+def _ahead(block_size: int) -> int:
+    return max(1, AHEAD // block_size)
 
 
 @helper
@@ -116,25 +144,12 @@ def _store(sums: Array, weight: Array, out: Array) -> None:
 
 
 @helper
-def _turn_to(
-    page: int,
-    pages: Array,
-    block_size: int,
-    stride: int,
-    dim: int,
-    table: Array,
-    head: int,
-    first: int,
-    last: int,
-) -> Any:
-    """Of the tokens `first..last` the first on the `page`-th page, how many are there, and where
-    the head's part of them begins in `pages`. The page after it is asked for."""
+def _turn_to(page: int, block_size: int, table: Array, first: int, last: int) -> Any:
+    """Of the tokens `first..last` the first on the `page`-th page, how many are there, and the slot
+    of the first."""
     begin = max(first, page * block_size)
-    coming = table[min(page + 1, last // block_size)] * block_size
-    _fetch(pages, coming * stride + head * dim, stride, block_size, dim)
-    slot = table[page] * block_size + begin - page * block_size
     count = min(last + 1, (page + 1) * block_size) - begin
-    return begin, count, slot * stride + head * dim
+    return begin, count, table[page] * block_size + begin - page * block_size
 
 
 @helper
@@ -154,29 +169,44 @@ def _attend_head(
 ) -> None:
     """Up to `QUERIES` of a row's query heads, `[queries, dim]`, over the tokens `first..last`.
 
-    They share the key head `head`.
+    They share the key head `head`. The first pages are asked for; the others are here, in time.
     """
     key_dim, value_dim = query.shape[1], out.shape[1]
     key_stride, value_stride = kv_heads * key_dim, kv_heads * value_dim
+    seen = last + 1 - first
     asked = np.zeros((QUERIES, key_dim), np.float32)
-    scores = np.full((-(-(last + 1 - first) // QUERIES) * QUERIES, QUERIES), LEAST, np.float32)
+    scores = np.full((-(-seen // QUERIES) * QUERIES, QUERIES), LEAST, np.float32)
     weight = np.empty(LANES, np.float32)
     sums = np.zeros((QUERIES, value_dim), np.float32)
     _scale_query(query, scale, asked)
-    for page in range(first // block_size, last // block_size + 1):
-        begin, count, at = _turn_to(
-            page, keys, block_size, key_stride, key_dim, table, head, first, last
-        )
+    begin_page, end_page, ahead = first // block_size, last // block_size + 1, _ahead(block_size)
+    pages = end_page - begin_page
+    for page in range(begin_page, end_page):
+        coming = page + ahead
+        if coming < end_page:
+            _fetch(keys, table[coming], block_size, kv_heads, head, key_dim)
+        elif coming - pages < end_page:
+            _fetch(values, table[coming - pages], block_size, kv_heads, head, value_dim)
+        begin, count, slot = _turn_to(page, block_size, table, first, last)
+        at = slot * key_stride + head * key_dim
         _score(asked, keys, at, key_stride, count, scores, begin - first)
     if softcap > 0:
-        cap(scores, last + 1 - first, softcap)
+        cap(scores, seen, softcap)
     weigh(scores, weight)
-    for page in range(first // block_size, last // block_size + 1):
-        begin, count, at = _turn_to(
-            page, values, block_size, value_stride, value_dim, table, head, first, last
-        )
+    for page in range(begin_page, end_page):
+        coming = page + ahead
+        if coming < end_page:
+            _fetch(values, table[coming], block_size, kv_heads, head, value_dim)
+        begin, count, slot = _turn_to(page, block_size, table, first, last)
+        at = slot * value_stride + head * value_dim
         _add_values(scores, begin - first, values, at, value_stride, count, sums)
     _store(sums, weight, out)
+
+
+@helper
+def _seen(position: int, window: int) -> Any:
+    """The first and the last token that the row at a position sees."""
+    return (max(0, position - window + 1) if window > 0 else 0), position
 
 
 def _attend_rows(
@@ -193,6 +223,8 @@ def _attend_rows(
     window: int,
     scale: np.float32,
     softcap: np.float32,
+    threads: int,
+    taken: Array,
     out: Array,
 ) -> None:
     """Keep each row's key and value, and fill `out` with the attention of the first `attending`.
@@ -202,8 +234,11 @@ def _attend_rows(
     float32, or all bfloat16 seen as uint16. Row `r` is kept at `slots[r]`, a page times
     `block_size` and a place there. It is at `positions[r]` of its sequence, whose page `i` is
     `tables[first_page[r] + i]`. `window` 0: it sees all before it. `softcap` 0: none.
+    Each of `threads` takes a row's head after the other until none is left, so that one which has
+    to wait for its CPU keeps nobody waiting, and asks for the pages of the next while it computes
+    one. `taken` counts them.
     """
-    heads = query.shape[1]
+    heads, key_dim = query.shape[1], query.shape[3]
     block_size, kv_heads = keys.shape[1:3]
     group = heads // kv_heads
     parts = -(-group // QUERIES)
@@ -212,30 +247,44 @@ def _attend_rows(
         page, place = slots[row] // block_size, slots[row] % block_size
         keys[page, place] = key[0, :, row]
         values[page, place] = value[0, :, row]
-    for item in numba.prange(attending * kv_heads * parts):
-        row, head = item // parts // kv_heads, item // parts % kv_heads
-        begin = head * group + item % parts * QUERIES
-        mine = slice(begin, min(begin + QUERIES, (head + 1) * group))
-        last = positions[row]
-        _attend_head(
-            query[0, mine, row],
-            flat_keys,
-            flat_values,
-            block_size,
-            kv_heads,
-            tables[first_page[row] :],
-            head,
-            max(0, last - window + 1) if window > 0 else 0,
-            last,
-            scale,
-            softcap,
-            out[0, row, mine],
-        )
+    taken[:] = 0
+    items = attending * kv_heads * parts
+    for _thread in numba.prange(threads):
+        item = take_next(taken, 0)
+        while item < items:
+            coming = take_next(taken, 0)
+            if coming < items:
+                row, head = coming // parts // kv_heads, coming // parts % kv_heads
+                first, last = _seen(positions[row], window)
+                table = tables[first_page[row] :]
+                _fetch_first(flat_keys, block_size, kv_heads, table, head, first, last, key_dim)
+            row, head = item // parts // kv_heads, item // parts % kv_heads
+            first, last = _seen(positions[row], window)
+            begin = head * group + item % parts * QUERIES
+            mine = slice(begin, min(begin + QUERIES, (head + 1) * group))
+            _attend_head(
+                query[0, mine, row],
+                flat_keys,
+                flat_values,
+                block_size,
+                kv_heads,
+                tables[first_page[row] :],
+                head,
+                first,
+                last,
+                scale,
+                softcap,
+                out[0, row, mine],
+            )
+            item = coming
 
 
 def attend_rows(query: Array, *others: Any) -> None:
-    """What `_attend_rows` says, compiled for the kind of number when it is first met."""
-    _compiled(query.dtype)(query, *others)
+    """What `_attend_rows` says, by as many threads as numba has, compiled for the kind of number
+    when it is first met."""
+    *given, out = others
+    by = numba.get_num_threads(), np.zeros(1, np.int64)
+    _compiled(query.dtype)(query, *given, *by, out)
 
 
 @cache
@@ -245,5 +294,6 @@ def _compiled(kind: np.dtype[Any]) -> Any:
     given, kept = types.Array(element, 4, "A"), types.Array(element, 4, "C")
     numbers, one, number = types.Array(types.int64, 1, "C"), types.int64, types.float32
     ways = (numbers, numbers, numbers, numbers)
-    signature = types.void(given, given, given, kept, kept, *ways, one, one, number, number, kept)
+    by = (number, number, one, numbers)
+    signature = types.void(given, given, given, kept, kept, *ways, one, one, *by, kept)
     return numba.njit([signature], parallel=True, nogil=True, cache=True)(_attend_rows)
