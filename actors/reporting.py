@@ -55,8 +55,10 @@ class ReportLedger:
 
     @property
     def has_news(self) -> bool:
-        """Whether the scheduler should hear of it before the next heartbeat."""
-        return bool(self._snapshot or self._started or self._ended or self._is_stored)
+        """Whether the scheduler should hear of it before the next heartbeat. Pages alone can wait
+        for it: a prompt's travel with its start, and an answer's are of use to who asks again once
+        it has ended, while decodes fill some in nearly every step."""
+        return bool(self._snapshot or self._started or self._ended)
 
     def enter(self, outcome: Outcome) -> None:
         """Add the events of one turn; a snapshot replaces all there were but ends and speed.

@@ -76,7 +76,10 @@ def environment(config: ServeConfig, secrets: Secrets, temp_dir: Path) -> dict[s
     what any other program of the machine does not want. Serve's controller looks twice a second for
     changes in place of ten times, and each of Serve's processes counts its requests together every
     five seconds in place of ten times a second: all that costs a small machine many percent of a
-    core.
+    core. What Serve logs goes to its own files alone, not to those of stderr too, and Ray's log
+    monitor, which would tell a driver what is new in those, and has none to tell, looks for new
+    files every ten seconds in place of ten times a second; its dashboard asks what it takes itself
+    every thirty seconds in place of five.
 
     The setting named for Windows and OS X has the node call itself 127.0.0.1, and so do Ray's own
     ports, metrics included, which else answer on every interface. What the caller's environment
@@ -93,6 +96,10 @@ def environment(config: ServeConfig, secrets: Secrets, temp_dir: Path) -> dict[s
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
         "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000",
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+        "RAY_SERVE_LOG_TO_STDERR": "0",
+        "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",
+        "LOG_NAME_UPDATE_INTERVAL_S": "10",
+        "METRICS_RECORD_INTERVAL_S": "30",
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(haproxy / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(haproxy / "admin.sock"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(haproxy),

@@ -63,6 +63,16 @@ def test_events_of_several_turns_travel_in_one_report_and_once(ledger: ReportLed
     assert ledger.draft().stored == ()
 
 
+def test_pages_alone_are_no_news_but_travel_with_a_start_or_an_end(ledger: ReportLedger) -> None:
+    ledger.enter(outcome(stored=(A,)))
+    ledger.enter(outcome(removed=(B,)))
+    assert not ledger.has_news
+    ledger.enter(outcome(ended=("r",)))
+    assert ledger.has_news
+    report = ledger.draft()
+    assert (report.stored, report.removed, report.ended) == ((A,), (B,), ("r",))
+
+
 def test_what_goes_on_elsewhere_is_displaced_when_it_ends(ledger: ReportLedger) -> None:
     ledger.displace(["moved"])
     ledger.enter(outcome(ended=("done", "moved")))
