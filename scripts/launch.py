@@ -6,11 +6,9 @@ import contextlib
 import json
 import os
 import resource
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -28,6 +26,7 @@ from scripts.display import Display
 from scripts.keys import ensure_secret
 from scripts.leftovers import sweep_pages
 from scripts.processes import end_descendants
+from scripts.run_folder import RunFolder, sweep
 from scripts.serve_config import ServeConfig, free_port
 
 POLL_S = 0.25
@@ -84,7 +83,7 @@ def environment(config: ServeConfig, secrets: Secrets, temp_dir: Path) -> dict[s
     of Ray's dashboard, does each time), and ours go with us. The path is short: sockets are there.
     """
     keys = config.shoal.gateway.auth.keys_env
-    haproxy = temp_dir / "haproxy"
+    haproxy = temp_dir / "ha"  # short, as sockets lie in it
     ours = {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         HAPROXY_PATH: str(ROOT / "scripts" / "haproxy"),
@@ -153,7 +152,9 @@ class Cluster:
     def __init__(self, config: ServeConfig, secrets: Secrets) -> None:
         self._config = config
         self._token = secrets.ray_token.read_text().strip()
-        self.temp_dir = Path(tempfile.mkdtemp(prefix="shoal-", dir="/tmp"))  # sockets: short paths
+        sweep()
+        self._folder = RunFolder()
+        self.temp_dir = self._folder.path
         self.log = self.temp_dir / "launcher.log"
         self.dashboard = ""
         self.ray_address = ""
@@ -176,6 +177,7 @@ class Cluster:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
+                pass_fds=(self._folder.lock,),  # it may outlive this process
                 start_new_session=True,
             )
 
@@ -247,7 +249,11 @@ class Cluster:
 
     def forget(self) -> None:
         """Remove its files, logs included."""
-        shutil.rmtree(self.temp_dir, ignore_errors=True)
+        self._folder.remove()
+
+    def keep_files(self) -> None:
+        """For whoever wants to know why it failed."""
+        self._folder.keep()
 
     def _status(self) -> dict[str, Any]:
         status, body = _get(f"{self.dashboard}/api/serve/applications/", self._token)

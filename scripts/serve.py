@@ -106,7 +106,9 @@ def _cluster(config: ServeConfig, secrets: Secrets, signals: Signals) -> Iterato
     finally:
         if cluster is not None:
             _end(cluster, signals)
-            if not failed:
+            if failed:
+                cluster.keep_files()
+            else:
                 cluster.forget()
 
 

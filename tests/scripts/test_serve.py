@@ -15,6 +15,8 @@ import psutil
 import pytest
 
 from actors.page_files import OWNER, PREFIX
+from scripts.run_folder import OWNER as OWNER_OF_RUN
+from scripts.run_folder import sweep
 from tests.actors.living import is_gone
 from tests.system.tiny import save_tiny_model
 
@@ -119,6 +121,28 @@ def test_a_burst_of_signals_leaves_neither_processes_nor_files(tmp_path: Path) -
     assert not files.exists()
     assert cache == "{}" or not list(pages.glob(f"{PREFIX}*/"))
     assert [process for process in started if not is_gone(process.pid)] == []
+
+
+@pytest.mark.slow
+def test_what_a_killed_server_leaves_goes_with_the_next_start(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    source = save_tiny_model(tmp_path)
+    config.write_text(CONFIG.format(args=f"{{models: [{{name: tiny, source: {source}}}]}}"))
+    with serve("--config", str(config), "--port", "0") as launcher:
+        assert launcher.stdout is not None
+        for line in launcher.stdout:
+            if line.startswith("Deployments"):
+                break
+        started = psutil.Process(launcher.pid).children(recursive=True)
+        files = Path(started[0].environ()["TMPDIR"]).parent
+        launcher.kill()
+    sweep()
+    assert (files / OWNER_OF_RUN).exists()  # Ray's processes are still to be ended
+    psutil.wait_procs(started, timeout=120)
+    assert [process for process in started if not is_gone(process.pid)] == []
+    assert files.exists()
+    sweep()
+    assert not files.exists()
 
 
 @pytest.mark.slow
