@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from actors.engine.exactness import prove_exact, prove_rows
+from actors.engine.exactness import prove_exact
 from actors.engine.families import check_family, longest_exact
 from actors.engine.gang import Gang
 from actors.engine.head import widen_head
@@ -23,6 +23,7 @@ from actors.engine.pool_size import (
     pool_blocks,
     within_pool,
 )
+from actors.engine.rows import prove_rows
 from actors.engine.split import own_heads
 from actors.engine.varlen import AMPERE, PAGE_MULTIPLE, usable_on
 from cluster.batching_config import BatchingConfig
