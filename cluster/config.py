@@ -216,6 +216,9 @@ class GatewayConfig(Frozen):
     drain_s: float = Field(
         600.0, ge=0, description="So long an outdated replica may take to answer what it has begun."
     )
+    ending_s: float = Field(
+        20.0, ge=0, description="So long `make serve` lets answers go on that it has begun."
+    )
     cors_origins: tuple[str, ...] = Field(
         (), description="Web pages of these origins may call the API from a browser; `*`: all."
     )

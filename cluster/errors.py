@@ -14,6 +14,7 @@
     |   +-- BudgetExhausted         the tenant has used up a budget; the message names it
     |   +-- NotReady                no shard serves the model at this moment
     |   +-- DeadlineExceeded        it could not be served in time
+    |   +-- ShuttingDown            the server ends
     +-- OperatorError           the operator must change configuration, weights or machines
     |   +-- ConfigError             a field of the configuration is wrong; gives its path
     |   +-- ModelUnavailable        the weights cannot be had; says what was tried
@@ -118,6 +119,10 @@ class NotReady(CapacityError):
 
 class DeadlineExceeded(CapacityError):
     """The request could not be served before its deadline."""
+
+
+class ShuttingDown(CapacityError):
+    """The server ends; another one, or the next, may answer."""
 
 
 class OperatorError(ShoalError):

@@ -25,6 +25,7 @@ from cluster.errors import (
     RequestError,
     RequestTooLarge,
     ShoalError,
+    ShuttingDown,
     UnsupportedField,
 )
 
@@ -50,6 +51,7 @@ VERDICTS: Mapping[type[ShoalError], Verdict] = {
     BudgetExhausted: Verdict(429, "rate_limit_error", "rate_limit_exceeded"),
     NotReady: Verdict(503, "server_error", "not_ready"),
     DeadlineExceeded: Verdict(503, "server_error", "deadline_exceeded"),
+    ShuttingDown: Verdict(503, "server_error", "shutting_down"),
     CapacityError: Verdict(503, "server_error", "overloaded"),
     OperatorError: Verdict(500, "server_error", "misconfigured"),
     FaultError: Verdict(500, "server_error", "internal_error"),

@@ -14,6 +14,7 @@ from cluster.stats import ClusterStats
 from cluster.topology import Topology
 from deployments.auth import ApiKeys
 from deployments.deadlines import within
+from deployments.ending import REFUSED, Ending
 from deployments.generation import Piece, TokenSource, Usage, read_pieces
 from deployments.handle import GeneratedChoice, GenerateRequest, Generation, GenerationDelta
 from deployments.intake import Call, Intake
@@ -52,6 +53,7 @@ class Gateway:
         self.outside = outside
         self.intake = Intake(config, models, self._living, outside.random)
         self.started = int(outside.now())
+        self._ending = Ending()
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Answer at once and whole. Raises ShoalErrors."""
@@ -76,10 +78,24 @@ class Gateway:
     def pieces(self, call: Call) -> AsyncGenerator[Piece, None]:
         """The pieces of all prompts of a call; closing it cancels what still runs.
 
-        Raises ShoalErrors; DeadlineExceeded where the call takes longer than it allows itself.
+        Raises ShoalErrors; DeadlineExceeded where the call takes longer than it allows itself,
+        ShuttingDown where it takes longer than `leave` allows.
         """
         pieces = merge([self._numbered(call, index) for index in range(len(call.readings))])
-        return pieces if call.deadline_s is None else within(call.deadline_s, pieces)
+        if call.deadline_s is not None:
+            pieces = within(call.deadline_s, pieces)
+        return self._ending.through(pieces)
+
+    async def leave(self, within_s: float) -> None:
+        """Begin no answer any more, and return once those that run have ended: by themselves, or
+        with an error after `within_s`."""
+        await self._ending.begin(within_s)
+
+    async def readiness(self) -> Readiness:
+        """Whether requests would be answered now."""
+        if self._ending.has_begun:
+            return Readiness((REFUSED,))
+        return await self.outside.readiness()
 
     async def _living(self, model: str) -> int:
         stats = await self.outside.stats()

@@ -98,7 +98,7 @@ def _add_operations(app: FastAPI, gateway: Gateway) -> None:
     async def ready(request: Request) -> dict[str, Any]:
         """Without a key only whether; with one also which models sleep or load, and what is
         missing."""
-        readiness = await gateway.outside.readiness()
+        readiness = await gateway.readiness()
         stranger = TENANT not in request.scope
         if readiness.obstacles:
             told = NOT_READY if stranger else "; ".join(readiness.obstacles)

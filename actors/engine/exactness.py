@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,10 +18,8 @@ from actors.engine.batch import build_batch
 from actors.engine.families import refuse
 from actors.engine.float8 import is_narrow
 from actors.engine.kv_cache import InPlace, KVCache, LayerShape
-from actors.engine.layouts import COMPANY
 from actors.engine.loader import precision_name
 from actors.engine.runner import Forward, ModelRunner
-from cluster.config import DETERMINISTIC_ROWS
 from cluster.messages import Request, Sampling, Stopping
 from cluster.steps import Chunk, Sequence, StepPlan
 
@@ -96,28 +93,6 @@ def prove_steps(model: PreTrainedModel, cache: KVCache, program: Forward, how: s
     got = _paged_logits(model, cache, prompts, starts, program)
     for ours, own in zip(got, expected, strict=True):
         _compare(model, ours, own, how)
-
-
-@torch.inference_mode()
-def prove_rows(model: PreTrainedModel) -> None:
-    """Raise UnsupportedModel unless on this processor every linear layer computes a row the same,
-    bit for bit, among `COMPANY` and up to `DETERMINISTIC_ROWS`."""
-    layers = {_shape(layer): layer for layer in model.modules() if hasattr(layer, "in_features")}
-    for (inputs, outputs, _), layer in layers.items():
-        rows = torch.randn(DETERMINISTIC_ROWS, inputs, generator=torch.Generator().manual_seed(0))
-        rows = rows.to(model.dtype)
-        among = layer(rows)
-        for count in range(COMPANY, DETERMINISTIC_ROWS):
-            if not torch.equal(layer(rows[:count]), among[:count]):
-                refuse(
-                    model,
-                    f"deterministic is not to be had on this processor: {count} rows of a product"
-                    f" of {inputs} by {outputs} round otherwise than {DETERMINISTIC_ROWS}",
-                )
-
-
-def _shape(layer: Any) -> tuple[int, int, str]:
-    return layer.in_features, layer.out_features, type(layer).__name__
 
 
 def own_logits(model: PreTrainedModel) -> Tensor:

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from actors.engine.exactness import prove_exact, prove_rows
+from actors.engine.exactness import prove_exact
 from actors.engine.families import check_family, longest_exact
 from actors.engine.gang import Gang
+from actors.engine.head import widen_head
 from actors.engine.kv_cache import InPlace, KVCache, LayerShape, page_bytes, readable_in_place
 from actors.engine.loader import dtype_name
 from actors.engine.pool_size import (
@@ -22,6 +23,7 @@ from actors.engine.pool_size import (
     pool_blocks,
     within_pool,
 )
+from actors.engine.rows import prove_rows
 from actors.engine.split import own_heads
 from actors.engine.varlen import AMPERE, PAGE_MULTIPLE, usable_on
 from cluster.batching_config import BatchingConfig
@@ -62,6 +64,7 @@ def fit(loaded: PreTrainedModel, model: ModelConfig, gang: Gang | None = None) -
     pages = (block_size, longest) if in_place is not None and in_place.ragged else ()
     prove_exact(loaded, layers, in_place, *pages)
     if in_place is InPlace.ALL:
+        widen_head(loaded)
         prove_rows(loaded)
     blocks = pool_blocks(
         model.cache,

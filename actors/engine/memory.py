@@ -100,7 +100,8 @@ class Backing:
     def _reach(self, page: int) -> None:
         with self._lock:
             self._wanted = max(self._wanted, min(page + self._ahead, self._pages))
-            if self._works or self._wanted - self.backed <= self._ahead // 8:
+            behind = self._wanted - self.backed
+            if self._works or not self._ahead or behind <= self._ahead // 8:
                 return
             self._works = True
         Thread(target=self._work, name="backing", daemon=True).start()
@@ -108,20 +109,20 @@ class Backing:
     def _work(self) -> None:
         while self._is_behind():
             end = min(self.backed + self._stride, self._wanted)
-            for rows in self._rows:
-                self._wait_for_quiet()
-                if not _back(rows[self.backed : end]):
-                    self._ahead = 0  # the kernel cannot
-            self.backed = end
+            if all(self._back_in_quiet(rows[self.backed : end]) for rows in self._rows):
+                self.backed = end
+            else:
+                self._ahead = 0  # the kernel cannot, and is not asked again
 
     def _is_behind(self) -> bool:
         with self._lock:
             self._works = bool(self._ahead) and self.backed < self._wanted
             return self._works
 
-    def _wait_for_quiet(self) -> None:
+    def _back_in_quiet(self, memory: Tensor) -> bool:
         while (left_s := self._quiet_from - monotonic()) > 0:
             sleep(min(left_s, QUIET_S))
+        return _back(memory)
 
 
 def _back(memory: Tensor) -> bool:

@@ -13,7 +13,7 @@ Script = Callable[[Request], Iterable[TokenDelta | Exception]]
 class ScriptedTokens:
     """Plays `script(request)`; remembers what was asked, stopped and cancelled.
 
-    While `held`, it plays `before_hold` deltas of each request and then waits.
+    With `before_hold` it plays so many deltas of each request and then waits until it `goes_on`.
     """
 
     def __init__(self, script: Script) -> None:
@@ -23,6 +23,7 @@ class ScriptedTokens:
         self.cancelled: list[str] = []
         self.before_hold: int | None = None
         self.holding = asyncio.Event()
+        self.goes_on = asyncio.Event()
 
     async def generate(self, request: Request) -> AsyncGenerator[TokenDelta, None]:
         self.requests.append(request)
@@ -31,7 +32,7 @@ class ScriptedTokens:
             for played, event in enumerate(self.script(request)):
                 if played == self.before_hold:
                     self.holding.set()
-                    await asyncio.Event().wait()
+                    await self.goes_on.wait()
                 if isinstance(event, Exception):
                     raise event
                 if (request.request_id, event.choice) not in self.stopped:

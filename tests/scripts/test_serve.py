@@ -11,10 +11,13 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
 from actors.page_files import OWNER, PREFIX
+from scripts.run_folder import OWNER as OWNER_OF_RUN
+from scripts.run_folder import sweep
 from tests.actors.living import is_gone
 from tests.system.tiny import save_tiny_model
 
@@ -119,6 +122,55 @@ def test_a_burst_of_signals_leaves_neither_processes_nor_files(tmp_path: Path) -
     assert not files.exists()
     assert cache == "{}" or not list(pages.glob(f"{PREFIX}*/"))
     assert [process for process in started if not is_gone(process.pid)] == []
+
+
+@pytest.mark.slow
+def test_a_stream_that_the_end_cuts_is_told_so(tmp_path: Path) -> None:
+    config, port = tmp_path / "config.yaml", free_port()
+    source = save_tiny_model(tmp_path)
+    batching = "batching: {prompt_lookup_tokens: 0}"  # nor is a long answer soon over by guesses
+    gateway = "gateway: {ending_s: 0, auth: {mode: none}}"
+    args = f"{{models: [{{name: tiny, source: {source}, {batching}}}], {gateway}}}"
+    config.write_text(CONFIG.format(args=args))
+    asked = {"model": "tiny", "prompt": "One fish", "n": 16, "min_tokens": 900, "max_tokens": 900}
+    with serve("--config", str(config), "--port", port) as launcher:
+        assert launcher.stdout is not None
+        for line in launcher.stdout:
+            if line.startswith("Ctrl-C ends"):
+                break
+        url = f"http://127.0.0.1:{port}/v1/completions"
+        with httpx.stream("POST", url, json=asked | {"stream": True}, timeout=60) as answer:
+            lines = answer.iter_lines()
+            said = [next(lines)]
+            launcher.send_signal(signal.SIGINT)
+            said += lines
+        launcher.stdout.read()
+    assert said[0].startswith('data: {"id"')
+    *_, kind, error, end = said
+    assert (kind, end) == ("event: error", "")
+    assert '"code":"shutting_down"' in error
+
+
+@pytest.mark.slow
+def test_what_a_killed_server_leaves_goes_with_the_next_start(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    source = save_tiny_model(tmp_path)
+    config.write_text(CONFIG.format(args=f"{{models: [{{name: tiny, source: {source}}}]}}"))
+    with serve("--config", str(config), "--port", "0") as launcher:
+        assert launcher.stdout is not None
+        for line in launcher.stdout:
+            if line.startswith("Deployments"):
+                break
+        started = psutil.Process(launcher.pid).children(recursive=True)
+        files = Path(started[0].environ()["TMPDIR"]).parent
+        launcher.kill()
+    sweep()
+    assert (files / OWNER_OF_RUN).exists()  # Ray's processes are still to be ended
+    psutil.wait_procs(started, timeout=120)
+    assert [process for process in started if not is_gone(process.pid)] == []
+    assert files.exists()
+    sweep()
+    assert not files.exists()
 
 
 @pytest.mark.slow

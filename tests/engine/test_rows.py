@@ -1,0 +1,93 @@
+"""Every layer that multiplies by weights is asked whether company changes what it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from actors.engine.rows import prove_rows
+from cluster.errors import UnsupportedModel
+from tests.engine.families import make
+
+
+def of(family: str) -> PreTrainedModel:
+    return make(family).bfloat16()
+
+
+def by_number(forward: Callable[..., Any], largest: int) -> Callable[..., Any]:
+    """Computes up to `largest` rows otherwise."""
+
+    def changed(rows: Tensor, *more: Tensor) -> Any:
+        return forward(rows * 1.5 if len(rows) <= largest else rows, *more)
+
+    return changed
+
+
+def linear(model: Any) -> nn.Module:
+    layer: nn.Module = model.model.layers[-1].mlp.down_proj
+    return layer
+
+
+def conv1d(model: Any) -> nn.Module:
+    layer: nn.Module = model.transformer.h[-1].mlp.c_fc
+    return layer
+
+
+def experts(model: Any) -> nn.Module:
+    layer: nn.Module = model.model.layers[-1].mlp.experts
+    return layer
+
+
+def router(model: Any) -> nn.Module:
+    layer: nn.Module = model.model.layers[-1].mlp.gate
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("family", "layer", "largest", "named"),
+    [
+        ("llama", linear, 20, "Linear of 96"),
+        ("gpt2", conv1d, 20, "Conv1D of 64"),
+        ("mixtral", experts, 1, "MixtralExperts"),
+        ("mixtral", router, 20, "MixtralTopKRouter of 64"),
+    ],
+)
+def test_a_layer_that_computes_few_rows_otherwise_is_refused_by_name(
+    family: str, layer: Callable[[Any], nn.Module], largest: int, named: str
+) -> None:
+    model = of(family)
+    asked: Any = layer(model)
+    asked.forward = by_number(asked.forward, largest)
+    with pytest.raises(UnsupportedModel, match=f"rows of a product of {named} round otherwise"):
+        prove_rows(model)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_what_is_in_the_company_of_sixteen_or_more_is_not_asked_about_fewer(family: str) -> None:
+    model = of(family)
+    asked: Any = linear(model) if family == "llama" else conv1d(model)
+    asked.forward = by_number(asked.forward, 15)
+    prove_rows(model)
+
+
+class Twisted(nn.Module):
+    """Has weights, and takes what nobody thinks of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(4, 64))
+
+    def forward(self, rows: Tensor, twist: float) -> Tensor:
+        return rows * twist
+
+
+def test_a_layer_that_cannot_be_asked_is_refused_by_name() -> None:
+    model: Any = of("llama")
+    model.model.layers[0].mlp.twisted = Twisted()
+    with pytest.raises(UnsupportedModel, match="its Twisted of 64 cannot be asked whether"):
+        prove_rows(model)
