@@ -19,6 +19,7 @@ from cluster.drafts import Draft
 from cluster.errors import ContextTooLong, InvalidRequest, LedgerBroken
 from cluster.harvest import Harvest
 from cluster.messages import Assignment, PageHash, RequestFailed, TokenDelta
+from cluster.pacing import WORTHWHILE
 from cluster.promises import Promises
 from cluster.reports import NO_PREFILLING, HeldRequest, Prefilling
 from cluster.roster import Roster
@@ -65,8 +66,9 @@ class Batcher:
     """Plans steps and settles their results; the one door to the sequences of a shard.
 
     Lower classes keep below the `watermark`, by default out of reach. A step that computes anything
-    brings at most `loads` pages back from host memory beside it. Raises ConfigError where the pool
-    is too small for one sequence of `max_model_len` tokens.
+    brings at most `loads` pages back from host memory beside it. A prompt of which it computes
+    `worth` tokens anyway, for another one, waits for these (`coming`). Raises ConfigError where the
+    pool is too small for one sequence of `max_model_len` tokens.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Batcher:
         max_model_len: int,
         watermark: Watermark = OFF,
         loads: float = math.inf,
+        worth: int = WORTHWHILE,
     ) -> None:
         check_room(pool, max_model_len)
         self._pool = pool
@@ -84,7 +87,15 @@ class Batcher:
         reserve = max(1, pool.num_blocks // 100)
         self._promises = Promises(config.max_batch_tokens, config.ttft_share)
         self._drafter = Drafter(
-            tables, self._roster, self._promises, config, reserve, watermark, loads, max_model_len
+            tables,
+            self._roster,
+            self._promises,
+            config,
+            reserve,
+            watermark,
+            loads,
+            worth,
+            max_model_len,
         )
         self._harvest = Harvest(tables, self._roster, max_model_len)
         self._max_model_len = max_model_len

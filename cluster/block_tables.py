@@ -20,7 +20,7 @@ class BlockTables:
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
-        self._block_size = pool.block_size
+        self.block_size = pool.block_size
         self._due: dict[Tracked, int] = {}
         self._asked: set[Tracked] = set()
 
@@ -41,7 +41,7 @@ class BlockTables:
 
     def due(self, tracked: Tracked) -> int:
         """Tokens of its prefix that `load` has yet to take over; only then may it be extended."""
-        return max(0, self._due.get(tracked, 0) - len(tracked.sequence.blocks)) * self._block_size
+        return max(0, self._due.get(tracked, 0) - len(tracked.sequence.blocks)) * self.block_size
 
     def load(self, tracked: Tracked, most: float) -> int:
         """Take over what is due, as far as no more than `most` pages have to be brought back from
@@ -51,7 +51,7 @@ class BlockTables:
         due = tracked.hashes[len(sequence.blocks) : self._due[tracked]]
         opened, loaded = self._pool.affordable(due, most)
         sequence.blocks += self._pool.open(due[:opened])
-        sequence.computed = len(sequence.blocks) * self._block_size
+        sequence.computed = len(sequence.blocks) * self.block_size
         if opened == len(due) or loaded < most:
             del self._due[tracked]
         else:
@@ -73,6 +73,17 @@ class BlockTables:
         """Pages that opening it would put to use."""
         return self._growth(tracked, self._prefix(tracked))
 
+    def lacks(self, tracked: Tracked) -> list[PageHash]:
+        """What it could do without computing, if it were cached."""
+        usable = self._usable(tracked)
+        return usable[self._pool.reach(usable) :]
+
+    def fills(self, tracked: Tracked, count: int) -> list[PageHash]:
+        """The pages that its next `count` tokens fill, as far as their hashes are known yet."""
+        computed = tracked.sequence.computed
+        first, end = computed // self.block_size, (computed + count) // self.block_size
+        return tracked.hashes[first:end]
+
     def gives(self, tracked: Tracked) -> int:
         """Pages that closing it would take out of use."""
         return self._pool.gives(tracked.sequence.blocks)
@@ -80,12 +91,12 @@ class BlockTables:
     def fits(self, tracked: Tracked, wanted: int) -> int:
         """How many of the next `wanted` tokens there are pages for."""
         sequence = tracked.sequence
-        room = len(sequence.blocks) * self._block_size - sequence.computed
+        room = len(sequence.blocks) * self.block_size - sequence.computed
         copies = self._writes_into_shared(tracked)
         if room >= wanted and not copies:
             return wanted
         spare = self._pool.available - copies
-        return min(wanted, room + spare * self._block_size) if spare >= 0 else 0
+        return min(wanted, room + spare * self.block_size) if spare >= 0 else 0
 
     def extend(self, tracked: Tracked, count: int) -> PageCopy | None:
         """Give the next `count` tokens, which must fit, pages that nobody else reads.
@@ -104,15 +115,15 @@ class BlockTables:
     def room_behind(self, tracked: Tracked) -> int:
         """Places in its pages behind the known tokens."""
         sequence = tracked.sequence
-        return max(0, len(sequence.blocks) * self._block_size - len(sequence.tokens))
+        return max(0, len(sequence.blocks) * self.block_size - len(sequence.tokens))
 
     def advance(self, tracked: Tracked, count: int) -> None:
         """The next `count` tokens have KV now: pages that became full can be found."""
         sequence = tracked.sequence
-        first = sequence.computed // self._block_size
+        first = sequence.computed // self.block_size
         sequence.computed += count
         if self._pool.prefix_caching:
-            for index in range(first, sequence.computed // self._block_size):
+            for index in range(first, sequence.computed // self.block_size):
                 self._pool.seal(sequence.blocks[index], self._hash(tracked, index))
 
     def fork(self, leader: Tracked, follower: Tracked) -> None:
@@ -126,8 +137,8 @@ class BlockTables:
         sequence, cached = follower.sequence, self._pool.match(self._usable(follower))
         sequence.blocks = leader.sequence.blocks[: self._pages(sequence.prompt_len)]
         sequence.computed = sequence.prompt_len - 1
-        if len(cached) * self._block_size > sequence.computed:
-            sequence.blocks, sequence.computed = cached, len(cached) * self._block_size
+        if len(cached) * self.block_size > sequence.computed:
+            sequence.blocks, sequence.computed = cached, len(cached) * self.block_size
         self._pool.take(sequence.blocks)
 
     def close(self, tracked: Tracked) -> None:
@@ -144,7 +155,7 @@ class BlockTables:
         self._pool.verify(one.sequence.blocks for one in members)
         for one in members:
             sequence, running = one.sequence, one.state is State.RUNNING
-            room = len(sequence.blocks) * self._block_size
+            room = len(sequence.blocks) * self.block_size
             if sequence.computed > room or (not running and room):
                 raise LedgerBroken(f"{one.state}: {sequence.computed} tokens computed, room {room}")
         if not self._due.keys() <= {one for one in members if one.state is State.RUNNING}:
@@ -153,14 +164,14 @@ class BlockTables:
             raise LedgerBroken("files were asked for by who is not here any more")
 
     def _pages(self, tokens: int) -> int:
-        return -(-tokens // self._block_size)
+        return -(-tokens // self.block_size)
 
     def _usable(self, tracked: Tracked) -> list[PageHash]:
         """Hashes of pages that it could do without computing: at least one known token is left,
         since only computing gives logits. Where prompt scores are owed every position needs them.
         """
         known = len(tracked.sequence.tokens)
-        return tracked.hashes[: 0 if tracked.owes_scores else (known - 1) // self._block_size]
+        return tracked.hashes[: 0 if tracked.owes_scores else (known - 1) // self.block_size]
 
     def _prefix(self, tracked: Tracked) -> list[PageHash]:
         """Those that are cached, on the device or in host memory."""
@@ -174,12 +185,12 @@ class BlockTables:
     def _writes_into_shared(self, tracked: Tracked) -> bool:
         """Only the page of the next token can be shared: later ones are not there yet."""
         blocks = tracked.sequence.blocks
-        index = tracked.sequence.computed // self._block_size
+        index = tracked.sequence.computed // self.block_size
         return index < len(blocks) and self._pool.needs_copy(blocks[index])
 
     def _unshare(self, tracked: Tracked) -> PageCopy:
         blocks = tracked.sequence.blocks
-        index = tracked.sequence.computed // self._block_size
+        index = tracked.sequence.computed // self.block_size
         copy = PageCopy(source=blocks[index], target=self._allocate(1)[0])
         blocks[index] = copy.target
         self._pool.release([copy.source])
@@ -195,10 +206,10 @@ class BlockTables:
         """The hash of full page `index`, computed once, when the page before it has one."""
         hashes = tracked.hashes
         if index == len(hashes):
-            start = index * self._block_size
+            start = index * self.block_size
             parent = hashes[-1] if hashes else tracked.family.root
             hashes.append(
-                page_hash(parent, tracked.sequence.tokens[start : start + self._block_size])
+                page_hash(parent, tracked.sequence.tokens[start : start + self.block_size])
             )
         return hashes[index]
 

@@ -13,7 +13,8 @@ a higher one is there (`watermark`).
 
 Pages come back from host memory before anything behind them is computed, a bounded number a step,
 or a long prefix would hold up the streams beside it. Who needs pages that only files have waits in
-line until they have been read, and whoever is behind may start meanwhile.
+line until they have been read, and whoever is behind may start meanwhile. So does who needs pages
+that this step computes (`coming`), until its end.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from itertools import chain
 
 from cluster.batching_config import BatchingConfig
 from cluster.block_tables import BlockTables
+from cluster.coming import Coming
 from cluster.drafts import Draft
 from cluster.lookup import Lookup, may_guess
 from cluster.promises import Promises
@@ -39,7 +41,8 @@ class Drafter:
 
     `reserve` pages are left free when one more starts beside others, or their next pages would
     preempt it. A step that computes anything brings at most `loads` pages back beside it, and a
-    decode some guesses of its future (`lookup`). `hit_tokens` counts what needed no computing.
+    decode some guesses of its future (`lookup`). Prompts wait for `worth` tokens that it computes
+    for others (`coming`). `hit_tokens` counts what needed no computing.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Drafter:
         reserve: int,
         watermark: Watermark,
         loads: float,
+        worth: int,
         max_model_len: int,
     ) -> None:
         self._tables = tables
@@ -61,18 +65,21 @@ class Drafter:
         self._reserve = reserve
         self._watermark = watermark
         self._loads = loads
+        self._worth = worth
         self._max_model_len = max_model_len
         self.hit_tokens = 0
 
     def draft(self) -> Draft:
         """The next step; where there is a sequence, one moves on, or all wait for files."""
         self._pause_for_the_mark()
-        draft = Draft(self._max_batch_tokens, self._promises.bounds(), self._loads)
+        bounds, coming = self._promises.bounds(), Coming(self._tables.block_size, self._worth)
+        draft = Draft(self._max_batch_tokens, bounds, coming, self._loads)
         decodes = [one for one in self._roster.running if one.behind == 1]
         prefills = [one for one in self._roster.running if one.behind > 1]
         for tracked in decodes:
             self._add(draft, tracked)
             draft.bounds.streams.guard(tracked.family.rank, tracked.family.tpot_s)
+        draft.coming.beside(len(draft.chunks))
         going_on = [one for one in decodes if one in draft.planned]
         for tracked in prefills:
             self._let_in(draft, before=tracked.order)
@@ -106,12 +113,15 @@ class Drafter:
         if copy is not None:
             draft.copies.append(copy)
         self._tell_hits(tracked)
+        draft.coming.add(tracked.family.rank, self._tables.fills(tracked, count))
         draft.take(tracked, count)
 
     def _load(self, draft: Draft, tracked: Tracked) -> None:
         before = tracked.sequence.computed
         draft.load(self._tables.load(tracked, draft.loads_left))
         self.hit_tokens += tracked.sequence.computed - before
+        if self._tables.due(tracked):  # it computes the rest as soon as anybody could
+            draft.coming.add(tracked.family.rank, self._tables.fills(tracked, tracked.behind))
 
     def _guess(self, draft: Draft, decodes: list[Tracked]) -> None:
         """Guesses go along with `decodes`, the first chunks, in what everybody has left of the step
@@ -145,9 +155,10 @@ class Drafter:
         Who lacks a place or pages is not overtaken, or it might never get them; nor is a sequence
         that was preempted for this step.
         """
+        gate = draft.gate
         while (tracked := self._next_in_line(draft, before)) is not None:
-            if not self._roster.start(tracked, self._reserve):
-                draft.gate.close()
+            if not self._roster.start(tracked, self._reserve + gate.pages, gate.places):
+                gate.close()
                 return
             self._add(draft, tracked)
 
@@ -162,9 +173,15 @@ class Drafter:
                 gate.pass_over(one.family.rank)
             elif self._tables.fetches(one):
                 gate.step_over()
+            elif coming := self._waits_for(draft, one):
+                gate.wait(self._tables.needs(one) - coming)
             else:
                 return one
         return None
+
+    def _waits_for(self, draft: Draft, waiting: Tracked) -> int:
+        """How many pages that this step computes it should take over instead of computing them."""
+        return draft.coming.worth_waiting(waiting.family.rank, self._tables.lacks(waiting))
 
     def _may_start(self, draft: Draft, waiting: Tracked) -> bool:
         if not draft.room_for(waiting) or self._awaits_verdict(waiting):

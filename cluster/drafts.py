@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
+from cluster.coming import Coming
 from cluster.host_tier import Moves
 from cluster.promises import Bounds
 from cluster.sequences import Tracked
@@ -17,10 +18,13 @@ class Gate:
 
     The first `passed` in line may not, and behind them none but of higher classes than `barred`
     (a rank). While a step is drafted room only shrinks, so who was passed is not looked at again.
+    Who starts leaves `places` and `pages` free for those that wait for what this step computes.
     """
 
     passed: int = 0
     barred: float = math.inf
+    places: int = 0
+    pages: int = 0
 
     @property
     def is_open(self) -> bool:
@@ -35,6 +39,12 @@ class Gate:
         """The next in line waits for files, which take no room from those behind."""
         self.passed += 1
 
+    def wait(self, pages: int) -> None:
+        """The next in line waits for what this step computes, and will need so many pages then."""
+        self.passed += 1
+        self.places += 1
+        self.pages += pages
+
     def close(self) -> None:
         """Pages or places are short: whoever started now might take what another waits for."""
         self.barred = 0
@@ -44,11 +54,12 @@ class Gate:
 class Draft:
     """A step plan in the making; `budget` is how many tokens it may still hold, and prompts of
     these what their `bounds` leave. `loads` are the pages that it may still bring back beside what
-    it computes. `prefill` are the tokens of all prompts in it.
+    it computes. `prefill` are the tokens of all prompts in it, `coming` the pages that they fill.
     """
 
     budget: int
     bounds: Bounds
+    coming: Coming
     loads: float = math.inf
     chunks: list[Chunk] = field(default_factory=list)
     copies: list[PageCopy] = field(default_factory=list)

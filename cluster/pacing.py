@@ -11,7 +11,8 @@ LEAST = 32
 WORTHWHILE = 128
 """Prompt tokens below which no step is cut for who may come. Both devices of `simulate/costs.py`
 read the weights in the time of one to two hundred tokens, and the size of the model changes little
-in that: with fewer in a step, prompts would lose more than who comes would gain."""
+in that: with fewer in a step, prompts would lose more than who comes would gain. For the same
+reason no prompt waits for a step that spares it fewer (`coming`)."""
 
 GROWTH = 1.25
 """A step that was quick enough with all that was allowed lets the next hold so much more."""

@@ -41,12 +41,12 @@ class Roster:
         tracked = family.members.get(sequence.choice) if family else None
         return tracked if tracked is not None and tracked.sequence is sequence else None
 
-    def start(self, waiting: Tracked, reserve: int) -> bool:
-        """Run it, unless there is no place, or no pages for it and `reserve`. Alone, it needs no
-        reserve.
+    def start(self, waiting: Tracked, reserve: int, places: int = 0) -> bool:
+        """Run it, unless there is no place beside `places`, or no pages for it and `reserve`.
+        Alone, it needs no reserve.
         """
         reserve = reserve if self.running else 0
-        if not self._has_place() or not self._tables.open(waiting, reserve):
+        if not self._has_place(places) or not self._tables.open(waiting, reserve):
             return False
         _take_out(self.waiting, waiting)
         self._run(waiting)
@@ -103,8 +103,8 @@ class Roster:
         for family in self.families.values():
             _verify_leader(family)
 
-    def _has_place(self) -> bool:
-        return len(self.running) < self._places
+    def _has_place(self, beside: int = 0) -> bool:
+        return len(self.running) + beside < self._places
 
     def _run(self, tracked: Tracked) -> None:
         tracked.move(State.RUNNING)

@@ -12,7 +12,10 @@ from bisect import bisect_right, insort
 
 from cluster.batching_config import BatchingConfig
 from cluster.blocks import BlockPool
+from cluster.coming import Coming
+from cluster.drafts import Gate
 from cluster.errors import LedgerBroken
+from cluster.pacing import WORTHWHILE
 from cluster.promises import Promises
 from cluster.reports import NO_PREFILLING, HeldRequest, Prefilling, ShardCapacity
 from cluster.sequences import LAST, Place, place_of
@@ -23,9 +26,9 @@ from cluster.simulate.workload import Offered
 
 
 class SimulatedEngine:
-    """Sequences, pages, and the run of steps in progress, if any."""
+    """Sequences, pages, and the run of steps in progress, if any; `worth` as the Batcher has it."""
 
-    def __init__(self, device: Device, page_tokens: int) -> None:
+    def __init__(self, device: Device, page_tokens: int, worth: int = WORTHWHILE) -> None:
         self.pool = BlockPool(device.kv_tokens // page_tokens, page_tokens, prefix_caching=True)
         self.capacity = ShardCapacity(
             block_size=page_tokens,
@@ -41,6 +44,7 @@ class SimulatedEngine:
         self._prefilling = NO_PREFILLING
         self._places = min(device.max_num_seqs, device.max_batch_tokens)
         self._reserve = max(1, self.pool.num_blocks // 100)
+        self._worth = worth
         self._pages = SequencePages(self.pool)
         self._arrivals = 0
         self._running: list[Sequence] = []
@@ -77,7 +81,8 @@ class SimulatedEngine:
 
     def begin(self, now: float) -> Run | None:
         """Plan the next steps up to the first that differs; None where there is no work."""
-        draft = Draft(self._budget, self._promises.bounds())
+        coming = Coming(self.pool.block_size, self._worth)
+        draft = Draft(self._budget, self._promises.bounds(), coming)
         decodes = [one for one in self._running if one.behind == 1]
         prefills = [one for one in self._running if one.behind > 1]
         for one in decodes:
@@ -86,6 +91,7 @@ class SimulatedEngine:
             else:
                 self._draft_chunk(draft, one)
             draft.bounds.streams.guard(one.rank, one.tpot_s)
+        draft.coming.beside(len(draft.decodes))
         for one in prefills:
             self._draft_waiting(draft, one.order)
             self._draft_chunk(draft, one)
@@ -134,7 +140,7 @@ class SimulatedEngine:
 
     def _draft_waiting(self, draft: Draft, before: Place) -> None:
         while (one := self._next_in_line(draft, before)) is not None:
-            if not self._start(one):
+            if not self._start(one, draft.gate):
                 draft.gate.close()
                 return
             self._draft_chunk(draft, one)
@@ -145,9 +151,12 @@ class SimulatedEngine:
             one = line[gate.passed]
             if one.order >= before:
                 break
-            if one.rank < gate.barred and draft.room_for(one):
+            if one.rank >= gate.barred or not draft.room_for(one):
+                gate.pass_over(one.rank)
+            elif coming := draft.coming.worth_waiting(one.rank, self._pages.lacks(one)):
+                gate.wait(self._pages.needs(one) - coming)
+            else:
                 return one
-            gate.pass_over(one.rank)
         return None
 
     def _draft_chunk(self, draft: Draft, one: Sequence) -> None:
@@ -163,6 +172,7 @@ class SimulatedEngine:
             draft.gate.close()
             self._preempt(victim)
         self._pages.extend(one, count)
+        draft.coming.add(one.rank, self._pages.fills(one, count))
         draft.add(one, count)
 
     def _victim_behind(self, one: Sequence, draft: Draft) -> Sequence | None:
@@ -181,11 +191,12 @@ class SimulatedEngine:
         one.running = False
         self._pages.close(one)
 
-    def _start(self, one: Sequence) -> bool:
+    def _start(self, one: Sequence, gate: Gate) -> bool:
         """Run one that waits, if there are a place, its pages and, beside others, spare."""
-        if len(self._running) >= self._places:
+        if len(self._running) + gate.places >= self._places:
             return False
-        if not self._pages.open(one, self._reserve if self._running else 0):
+        reserve = self._reserve + gate.pages if self._running else 0
+        if not self._pages.open(one, reserve):
             return False
         one.running = True
         self._waiting.remove(one)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cluster.blocks import BlockPool
+from cluster.messages import PageHash
 from cluster.simulate.runs import Sequence
 
 
@@ -15,14 +16,27 @@ class SequencePages:
 
     def open(self, one: Sequence, reserve: int) -> bool:
         """Take what is cached of its prefix, if there are pages for the rest and `reserve`."""
-        usable = one.hashes[: (one.known - 1) // self._page]
+        usable = self._usable(one)
         prefix = usable[: self._pool.reach(usable)]
-        missing = -(-one.known // self._page) - self._pool.held(prefix)
-        if self._pool.available < missing + reserve:
+        if self._pool.available < self._growth(one, prefix) + reserve:
             return False
         one.blocks, one.computed = self._pool.open(prefix), len(prefix) * self._page
         one.cached = one.computed if one.cached is None else one.cached
         return True
+
+    def lacks(self, one: Sequence) -> list[PageHash]:
+        """What it could do without computing, if it were cached."""
+        usable = self._usable(one)
+        return usable[self._pool.reach(usable) :]
+
+    def fills(self, one: Sequence, count: int) -> list[PageHash]:
+        """The pages that its next `count` tokens fill, as far as they have a name yet."""
+        return one.hashes[one.computed // self._page : (one.computed + count) // self._page]
+
+    def needs(self, one: Sequence) -> int:
+        """Pages that opening it would put to use."""
+        usable = self._usable(one)
+        return self._growth(one, usable[: self._pool.reach(usable)])
 
     def fits(self, one: Sequence, wanted: int) -> int:
         """How many of the wanted tokens there are pages for."""
@@ -49,3 +63,9 @@ class SequencePages:
         """Give all back."""
         self._pool.release(one.blocks)
         one.blocks, one.room = [], 0
+
+    def _usable(self, one: Sequence) -> list[PageHash]:
+        return one.hashes[: (one.known - 1) // self._page]
+
+    def _growth(self, one: Sequence, prefix: list[PageHash]) -> int:
+        return -(-one.known // self._page) - self._pool.held(prefix)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from cluster.coming import Coming
 from cluster.drafts import Gate
 from cluster.messages import PageHash
 from cluster.promises import Bounds
@@ -60,6 +61,7 @@ class Draft:
 
     budget: int
     bounds: Bounds
+    coming: Coming
     decodes: list[Sequence] = field(default_factory=list)
     chunks: list[tuple[Sequence, int]] = field(default_factory=list)
     alike: bool = True

@@ -82,6 +82,7 @@ class BatcherHistories(RuleBasedStateMachine):
         guesses=st.sampled_from([4, 0, 2]),
         folder=st.sampled_from([0, 0, 3, 40]),
         loads=st.sampled_from([1, 2, math.inf]),
+        worth=st.sampled_from([1, 3, 6, 99]),
     )
     def start(
         self,
@@ -97,6 +98,7 @@ class BatcherHistories(RuleBasedStateMachine):
         guesses: int,
         folder: int,
         loads: float,
+        worth: int,
     ) -> None:
         pages = -(-max_model_len // block_size) + spare_pages
         host = HostTier(host_slots, FolderTier(folder))
@@ -108,7 +110,7 @@ class BatcherHistories(RuleBasedStateMachine):
         )
         watermark = Watermark(high_water * pages, 0.8 * high_water * pages)
         watermark = watermark if host_slots else OFF
-        self.batcher = Batcher(self.pool, self.config, max_model_len, watermark, loads)
+        self.batcher = Batcher(self.pool, self.config, max_model_len, watermark, loads, worth)
         self.loads = loads
         self.orders: list[FileOrder] = []
         self.memory = PagedMemory(block_size, gather_copies)

@@ -11,6 +11,7 @@ from cluster.blocks import BlockPool
 from cluster.folder_tier import FolderTier
 from cluster.host_tier import HostTier
 from cluster.messages import FinishReason, TokenDelta
+from cluster.pacing import WORTHWHILE
 from cluster.steps import StepPlan
 from cluster.watermark import OFF, Watermark
 from tests.cluster.paged_memory import PagedMemory, alone, assignment
@@ -40,13 +41,14 @@ class ToyShard:
         files: int = 0,
         loads: float = math.inf,
         guesses: int = 0,
+        worth: int = WORTHWHILE,
     ) -> None:
         host = HostTier(slots, FolderTier(files))
         self.pool = BlockPool(pages, BLOCK_SIZE, prefix_caching, host)
         config = BatchingConfig(
             max_num_seqs=seqs, max_batch_tokens=budget, prompt_lookup_tokens=guesses
         )
-        self.batcher = Batcher(self.pool, config, context, watermark, loads)
+        self.batcher = Batcher(self.pool, config, context, watermark, loads, worth)
         self.memory = PagedMemory(BLOCK_SIZE)
         self.deltas: list[TokenDelta] = []
 

@@ -14,7 +14,7 @@ from cluster.batching import Batcher
 from cluster.batching_config import BatchingConfig
 from cluster.blocks import BlockPool, page_hashes
 from cluster.messages import Submission
-from cluster.pacing import LEAST
+from cluster.pacing import LEAST, WORTHWHILE
 from cluster.reports import NO_PREFILLING, Prefilling
 from cluster.simulate.costs import Device, StepCost
 from cluster.simulate.engine import SimulatedEngine
@@ -66,6 +66,10 @@ jobs = st.lists(
 )
 
 
+worths = st.sampled_from([1, 8, 128])
+"""Tokens that a step has to compute of a prompt for it to wait."""
+
+
 def arrivals(work: Iterable[Job]) -> list[tuple[float, str, Job, tuple[int, ...]]]:
     now, found = 0.0, []
     for number, job in enumerate(work):
@@ -82,10 +86,11 @@ def step_s(plan: StepPlan) -> float:
     return COST.step_s(sum(c.count for c in prefills), pairs, len(decodes), context)
 
 
-def real(work: list[Job], pages: int, seqs: int, budget: int) -> Times:
+def real(work: list[Job], pages: int, seqs: int, budget: int, worth: int = WORTHWHILE) -> Times:
     pool = BlockPool(pages, PAGE, prefix_caching=True)
     config = BatchingConfig(max_num_seqs=seqs, max_batch_tokens=budget)
-    batcher, memory = Batcher(pool, config, pages * PAGE), PagedMemory(PAGE)
+    batcher = Batcher(pool, config, pages * PAGE, worth=worth)
+    memory = PagedMemory(PAGE)
     todo, now = arrivals(work), 0.0
     times: Times = {}
     while todo or batcher.has_work:
@@ -107,8 +112,8 @@ def real(work: list[Job], pages: int, seqs: int, budget: int) -> Times:
     return times
 
 
-def on_paper(work: list[Job], pages: int, seqs: int, budget: int) -> Times:
-    engine = SimulatedEngine(Device(COST, pages * PAGE, seqs, budget), PAGE)
+def on_paper(work: list[Job], pages: int, seqs: int, budget: int, worth: int = WORTHWHILE) -> Times:
+    engine = SimulatedEngine(Device(COST, pages * PAGE, seqs, budget), PAGE, worth)
     todo, now = arrivals(work), 0.0
     first: dict[str, float] = {}
     times: Times = {}
@@ -137,25 +142,31 @@ def offered(name: str, prompt: tuple[int, ...], output: int) -> Offered:
     return Offered(0.0, submission, output)
 
 
-@given(work=jobs, seqs=st.integers(1, 6), budget=st.integers(4, 40))
+@given(work=jobs, seqs=st.integers(1, 6), budget=st.integers(4, 40), worth=worths)
 def test_with_pages_to_spare_it_takes_the_batchers_steps(
-    work: list[Job], seqs: int, budget: int
+    work: list[Job], seqs: int, budget: int, worth: int
 ) -> None:
-    times = real(work, 400, seqs, budget)
+    times = real(work, 400, seqs, budget, worth)
 
-    assert on_paper(work, 400, seqs, budget) == {
+    assert on_paper(work, 400, seqs, budget, worth) == {
         name: pytest.approx(each, abs=1e-9) for name, each in times.items()
     }
 
 
 @settings(max_examples=300)
-@given(work=jobs, seqs=st.integers(2, 6), budget=st.integers(4, 40), pages=st.integers(15, 25))
+@given(
+    work=jobs,
+    seqs=st.integers(2, 6),
+    budget=st.integers(4, 40),
+    pages=st.integers(15, 25),
+    worth=worths,
+)
 def test_short_of_pages_it_evicts_and_preempts_as_the_batcher_does(
-    work: list[Job], seqs: int, budget: int, pages: int
+    work: list[Job], seqs: int, budget: int, pages: int, worth: int
 ) -> None:
-    times = real(work, pages, seqs, budget)
+    times = real(work, pages, seqs, budget, worth)
 
-    assert on_paper(work, pages, seqs, budget) == {
+    assert on_paper(work, pages, seqs, budget, worth) == {
         name: pytest.approx(each, abs=1e-9) for name, each in times.items()
     }
 
@@ -176,13 +187,13 @@ long_jobs = st.lists(
 )
 
 
-@given(work=long_jobs, seqs=st.integers(2, 8), budget=st.integers(40, 300))
+@given(work=long_jobs, seqs=st.integers(2, 8), budget=st.integers(40, 300), worth=worths)
 def test_for_the_sake_of_streams_and_of_who_may_come_it_holds_prompts_back_as_the_batcher_does(
-    work: list[Job], seqs: int, budget: int
+    work: list[Job], seqs: int, budget: int, worth: int
 ) -> None:
-    times = real(work, 1000, seqs, budget)
+    times = real(work, 1000, seqs, budget, worth)
 
-    assert on_paper(work, 1000, seqs, budget) == {
+    assert on_paper(work, 1000, seqs, budget, worth) == {
         name: pytest.approx(each, abs=1e-9) for name, each in times.items()
     }
 
