@@ -5,7 +5,8 @@
 Each system is the same engine under the config of this file, started anew. First chat runs alone,
 at its own pace: the idle figure. Then batch requests come beside it, three times as many as the
 shards complete when they have nothing else to do, which the first system is asked for before.
-Requests come at random moments, the same for all systems, whether or not earlier ones are answered.
+Requests come at random moments, chat at the same ones both times and for all systems, whether or
+not earlier ones are answered.
 A chat without an answer at the end counts with the time that it has waited, so such a percentile is
 a lower bound.
 
@@ -200,8 +201,9 @@ class Load:
     def _arrivals(
         self, seed: str, per_s: float, size: tuple[int, int]
     ) -> list[tuple[float, Prompt]]:
-        rng, at_s, arrivals = Random(seed), 0.0, []
-        while (at_s := at_s + rng.expovariate(per_s)) < self.seconds:
+        """Those of one pace come at the same moments, whatever the seed: some meet by chance."""
+        moments, rng, at_s, arrivals = Random(per_s), Random(seed), 0.0, []
+        while (at_s := at_s + moments.expovariate(per_s)) < self.seconds:
             arrivals.append((at_s, self._prompt(rng, size)))
         return arrivals
 

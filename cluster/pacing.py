@@ -9,10 +9,13 @@ LEAST = 32
 """Tokens that lower classes may always have in a step, so that they move on."""
 
 WORTHWHILE = 128
-"""Prompt tokens below which no step is cut for who may come. Both devices of `simulate/costs.py`
-read the weights in the time of one to two hundred tokens, and the size of the model changes little
-in that: with fewer in a step, prompts would lose more than who comes would gain. For the same
-reason no prompt waits for a step that spares it fewer (`coming`)."""
+"""Prompt tokens below which no prompt waits for a step that spares it fewer (`coming`). Both
+devices of `simulate/costs.py` read the weights in the time of one to two hundred tokens, and the
+size of the model changes little in that: such a step would hardly be shorter without them."""
+
+SHORTEST = WORTHWHILE // 2
+"""Prompt tokens below which no step is cut for who may come: with fewer, most of it would be the
+weights' time, and prompts would lose more than who comes would gain."""
 
 GROWTH = 1.25
 """A step that was quick enough with all that was allowed lets the next hold so much more."""
@@ -67,13 +70,14 @@ class Pace:
     its target cuts it in proportion, by a half at most, since one slow step may have had another
     reason, and to no less than `least`. Whose tokens they were makes no difference to the time: one
     that a higher class made long is cut by all that it held, which is seldom less than is allowed
-    anyway. Only steps with some of lower classes count, since nobody else is bound.
+    anyway. Only steps with some of lower classes count, since nobody else is bound. It begins with
+    `least`, as what steps take is not known before the first.
     """
 
     def __init__(self, most: int, least: int) -> None:
         self._most = most
         self._least = min(least, most)
-        self._allowed = most
+        self._allowed = self._least
 
     def allowance(self) -> Allowance:
         """Of the next step, until it is said whom it guards."""
@@ -101,6 +105,7 @@ class StreamPace(Pace):
 
     def __init__(self, most: int) -> None:
         super().__init__(most, LEAST)
+        self._allowed = most  # who streams has the first steps behind it
         self._bare_s: float | None = None
 
     def learn(self, step: Allowance, took_s: float) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cluster.expected import Expected
-from cluster.pacing import WORTHWHILE, Allowance, Pace, StreamPace
+from cluster.pacing import SHORTEST, Allowance, Pace, StreamPace
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class Promises:
         self._ttft_share = ttft_share
         self._expected = Expected()
         self._streams = StreamPace(most)
-        self._comers = Pace(most, WORTHWHILE)
+        self._comers = Pace(most, SHORTEST)
 
     def came(self, rank: int, ttft_s: float | None, ahead: int = 0) -> None:
         """One of the class has come, `ahead` steps after those that are counted."""

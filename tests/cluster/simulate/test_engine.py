@@ -223,7 +223,7 @@ def test_it_expects_a_class_for_as_many_steps_as_the_batcher_does(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(expected, "EXPECTED_STEPS", steps)
-        patch.setattr(promises, "WORTHWHILE", LEAST)
+        patch.setattr(promises, "SHORTEST", LEAST)
         times = real(work, 1000, seqs, 100)
 
         assert on_paper(work, 1000, seqs, 100) == {
