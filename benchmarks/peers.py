@@ -20,7 +20,8 @@ from benchmarks.client import Endpoint
 from benchmarks.gguf_files import gguf_of
 from benchmarks.servers import ROOT, Launch, Subject, piped, serving
 from scripts.keys import ensure_secret
-from scripts.serve_config import ServeConfig, free_port, read_serve_config
+from scripts.ports import free_port
+from scripts.serve_config import ServeConfig, read_serve_config
 
 SEATS = 128
 CONTEXT = 4096

@@ -17,7 +17,8 @@ import yaml
 
 from benchmarks.client import Endpoint
 from benchmarks.servers import Launch, serving
-from tests.system.application import MODEL, arguments, free_port
+from scripts.ports import free_port
+from tests.system.application import MODEL, arguments
 from tests.system.tiny import save_tiny_model
 
 

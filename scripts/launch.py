@@ -24,9 +24,10 @@ from scripts.answers import failure, get, loading, message_of
 from scripts.display import Display
 from scripts.keys import ensure_secret
 from scripts.leftovers import sweep_pages
+from scripts.ports import free_port
 from scripts.processes import end_descendants
 from scripts.run_folder import RunFolder, sweep
-from scripts.serve_config import ServeConfig, free_port
+from scripts.serve_config import ServeConfig
 
 POLL_S = 0.25
 STOP_POLL_S = 0.05

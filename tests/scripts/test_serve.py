@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from actors.page_files import OWNER, PREFIX
+from scripts.ports import free_port
 from scripts.run_folder import OWNER as OWNER_OF_RUN
 from scripts.run_folder import sweep
 from tests.actors.living import is_gone
@@ -40,11 +41,6 @@ def outcome(*options: str) -> tuple[int, str]:
     with serve(*options) as launcher:
         output, _ = launcher.communicate(timeout=60)
         return launcher.returncode, output
-
-
-def free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        return str(held.getsockname()[1])
 
 
 def beyond_loopback(process: psutil.Process) -> list[str]:
@@ -74,7 +70,7 @@ def test_a_taken_port_is_refused_with_a_free_one() -> None:
 def test_a_wrong_configuration_is_refused_before_anything_starts(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(CONFIG.format(args="{models: [{shard: 2}]}"))
-    status, output = outcome("--config", str(config), "--port", free_port())
+    status, output = outcome("--config", str(config), "--port", str(free_port()))
     assert status == 2
     assert "args.models[0].shard: Extra inputs are not permitted (allowed: " in output
 
@@ -82,7 +78,7 @@ def test_a_wrong_configuration_is_refused_before_anything_starts(tmp_path: Path)
 def test_a_model_that_cannot_be_had_is_said_so_before_ray_starts(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(CONFIG.format(args="{models: [{source: /no/such/folder}]}"))
-    status, output = outcome("--config", str(config), "--port", free_port())
+    status, output = outcome("--config", str(config), "--port", str(free_port()))
     assert status == 1
     assert "serve: no model at '/no/such/folder'" in output
     assert "Ray" not in output
@@ -126,7 +122,7 @@ def test_a_burst_of_signals_leaves_neither_processes_nor_files(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_a_stream_that_the_end_cuts_is_told_so(tmp_path: Path) -> None:
-    config, port = tmp_path / "config.yaml", free_port()
+    config, port = tmp_path / "config.yaml", str(free_port())
     source = save_tiny_model(tmp_path)
     batching = "batching: {prompt_lookup_tokens: 0}"  # nor is a long answer soon over by guesses
     gateway = "gateway: {ending_s: 0, auth: {mode: none}}"
@@ -175,7 +171,7 @@ def test_what_a_killed_server_leaves_goes_with_the_next_start(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_the_printed_lines_answer_and_a_signal_ends_everything(tmp_path: Path) -> None:
-    port = free_port()
+    port = str(free_port())
     with serve("--port", port, temporary=tmp_path) as launcher:
         assert launcher.stdout is not None
         printed: list[str] = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -23,6 +22,7 @@ from ray import serve
 from actors.naming import SCHEDULER, shard_index, shard_name
 from cluster.stats import SchedulerStats, ShardStats
 from deployments.app import build
+from scripts.ports import free_port
 from tests.actors.living import pid_of, until
 
 NAME = "shoal"
@@ -147,11 +147,6 @@ def _title(process: psutil.Process) -> str:
 
 def _looks(shard: Any) -> int:
     return int(shard._books.looks)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        return int(held.getsockname()[1])
 
 
 def arguments(folder: Path, shards: int, guesses: int = 0, **parts: Any) -> dict[str, Any]:

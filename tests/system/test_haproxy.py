@@ -17,8 +17,9 @@ import psutil
 import pytest
 import yaml
 
+from scripts.ports import free_port
 from tests.actors.living import until
-from tests.system.application import KEY, MODEL, arguments, free_port
+from tests.system.application import KEY, MODEL, arguments
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -18,8 +18,9 @@ from actors.identity import Identity
 from actors.naming import SCHEDULER
 from benchmarks import mixture
 from deployments.app import build
+from scripts.ports import free_port
 from tests.actors.living import until
-from tests.system.application import KEY, MODEL, NAME, Application, arguments, free_port
+from tests.system.application import KEY, MODEL, NAME, Application, arguments
 
 pytestmark = pytest.mark.slow
 
