@@ -50,7 +50,7 @@ class Accounts:
         return Bill(
             submission.tenant,
             submission.sla,
-            waiting.since,
+            None if submission.goes_on else waiting.since,
             uncached,
             placement.cached_tokens,
             output,

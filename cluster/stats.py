@@ -105,8 +105,8 @@ class Percentiles:
 class ClassStats:
     """One class: who waits now, and how it went lately.
 
-    `wait` is in the scheduler's queue, `ttft` from submission until the prompt was computed, `tpot`
-    per output token after that, of requests whose shard counts them.
+    `wait` is in the scheduler's queue, `ttft` from submission until the prompt was computed, of
+    those that lost no shard, `tpot` per output token after that, of those whose shard counts them.
     """
 
     queued: int

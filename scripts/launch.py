@@ -269,8 +269,9 @@ class Cluster:
         sweep_pages(self._config.shoal.models)
 
     def forget(self) -> None:
-        """Remove its files, logs included."""
+        """Remove its files, logs included, and what another left that ended since it began."""
         self._folder.remove()
+        sweep()
 
     def keep_files(self) -> None:
         """For whoever wants to know why it failed."""

@@ -357,6 +357,14 @@ def test_what_has_gathered_is_placed_as_soon_as_a_shard_is_idle() -> None:
     assert len(loaded.end(len(loaded.running))) == 1
 
 
+def test_a_stream_that_goes_on_elsewhere_tells_nothing_of_first_tokens(loaded: Loaded) -> None:
+    assert isinstance(loaded.submit("P0", goes_on=True), Lease)
+    loaded.now += 60
+    loaded.report(started=tuple(loaded.running))
+    stats = loaded.brain.stats().classes["P0"]
+    assert (stats.wait.count, stats.ttft.count) == (1, 0)
+
+
 def test_time_alone_brings_nothing_about_on_an_idle_system(loaded: Loaded) -> None:
     loaded.submit()
     assert loaded.brain.wake_at() == math.inf
