@@ -58,9 +58,9 @@ class Bill(NamedTuple):
     """Whose request a lease serves, and what it was charged: output as expected, not as it came.
 
     `since` is when it was submitted, None where that was in another life of the scheduler, or
-    before it lost a shard: no first token is to be timed then; `alone_s`, seconds, what computing the prompt takes where nothing else is to be computed, 0
-    where that is not known. `door` is the Ray actor at which its client stands, empty where in
-    none.
+    before it lost a shard: no first token is to be timed then. `alone_s`, seconds, what computing
+    the prompt takes where nothing else is to be computed, 0 where that is not known. `door` is the
+    Ray actor at which its client stands, empty where in none.
     """
 
     tenant: str
