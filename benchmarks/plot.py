@@ -1,7 +1,7 @@
 """Draw throughput and latency over the number of clients, from a sweep that `compare` kept.
 
 python -m benchmarks.compare --peer vllm --workloads sweep --json sweep.json
-python -m benchmarks.plot sweep.json docs/concurrency.png        # needs the `bench` extra
+python -m benchmarks.plot sweep.json docs/images/concurrency.png        # needs the `bench` extra
 """
 
 from __future__ import annotations
