@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-AHEAD = 2**29
-"""Bytes of a pool, up to half of it, that are backed before they are needed: twenty thousand tokens
+AHEAD = 2**30
+"""Bytes of a pool, up to half of it, that are backed before they are needed: forty thousand tokens
 of the default model. An idle shard holds so much more."""
 
 SMALL = 64 * 2**20
