@@ -81,8 +81,7 @@ class BlockTables:
     def fills(self, tracked: Tracked, count: int) -> list[PageHash]:
         """The pages that its next `count` tokens fill, as far as their hashes are known yet."""
         computed = tracked.sequence.computed
-        first, end = computed // self.block_size, (computed + count) // self.block_size
-        return tracked.hashes[first:end]
+        return tracked.hashes[computed // self.block_size : (computed + count) // self.block_size]
 
     def gives(self, tracked: Tracked) -> int:
         """Pages that closing it would take out of use."""

@@ -8,6 +8,7 @@ from contextlib import aclosing, suppress
 from typing import TypeVar
 
 from cluster.errors import ShuttingDown
+from deployments.deadlines import next_in_time
 
 T = TypeVar("T")
 
@@ -70,15 +71,14 @@ class Ending:
 
     async def _next(self, source: AsyncGenerator[T, None]) -> T | None:
         if self._is_over:
-            raise ShuttingDown(CUT, RETRY_AFTER_S)
+            raise _cut_off()
+        limit = asyncio.timeout(None)
+        self._waiting.add(limit)
         try:
-            async with asyncio.timeout(None) as limit:
-                self._waiting.add(limit)
-                try:
-                    return await anext(source, None)
-                finally:
-                    self._waiting.discard(limit)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise ShuttingDown(CUT, RETRY_AFTER_S) from None
+            return await next_in_time(source, limit, _cut_off)
+        finally:
+            self._waiting.discard(limit)
+
+
+def _cut_off() -> ShuttingDown:
+    return ShuttingDown(CUT, RETRY_AFTER_S)

@@ -204,9 +204,11 @@ def _attend_head(
 
 
 @helper
-def _seen(position: int, window: int) -> Any:
-    """The first and the last token that the row at a position sees."""
-    return (max(0, position - window + 1) if window > 0 else 0), position
+def _turn_of(item: int, parts: int, kv_heads: int, positions: Array, window: int) -> Any:
+    """The row and the key head of an item, and the first and the last token that the row sees."""
+    row, head = item // parts // kv_heads, item // parts % kv_heads
+    last = positions[row]
+    return row, head, (max(0, last - window + 1) if window > 0 else 0), last
 
 
 def _attend_rows(
@@ -254,12 +256,10 @@ def _attend_rows(
         while item < items:
             coming = take_next(taken, 0)
             if coming < items:
-                row, head = coming // parts // kv_heads, coming // parts % kv_heads
-                first, last = _seen(positions[row], window)
+                row, head, first, last = _turn_of(coming, parts, kv_heads, positions, window)
                 table = tables[first_page[row] :]
                 _fetch_first(flat_keys, block_size, kv_heads, table, head, first, last, key_dim)
-            row, head = item // parts // kv_heads, item // parts % kv_heads
-            first, last = _seen(positions[row], window)
+            row, head, first, last = _turn_of(item, parts, kv_heads, positions, window)
             begin = head * group + item % parts * QUERIES
             mine = slice(begin, min(begin + QUERIES, (head + 1) * group))
             _attend_head(

@@ -43,6 +43,17 @@ def outcome(*options: str) -> tuple[int, str]:
         return launcher.returncode, output
 
 
+def printed_until(beginning: str, launcher: subprocess.Popen[str]) -> list[str]:
+    """The lines up to the first that begins so, or all."""
+    assert launcher.stdout is not None
+    lines: list[str] = []
+    for line in launcher.stdout:
+        lines.append(line)
+        if line.startswith(beginning):
+            break
+    return lines
+
+
 def beyond_loopback(process: psutil.Process) -> list[str]:
     """The ports of a process that are bound to more than loopback.
 
@@ -104,9 +115,7 @@ def test_a_burst_of_signals_leaves_neither_processes_nor_files(tmp_path: Path) -
     config.write_text(CONFIG.format(args=args))
     with serve("--config", str(config), "--port", "0") as launcher:
         assert launcher.stdout is not None
-        for line in launcher.stdout:
-            if line.startswith("Deployments"):
-                break
+        printed_until("Deployments", launcher)
         started = psutil.Process(launcher.pid).children(recursive=True)
         files = Path(started[0].environ()["RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"]).parents[1]
         assert files.exists()
@@ -131,9 +140,7 @@ def test_a_stream_that_the_end_cuts_is_told_so(tmp_path: Path) -> None:
     asked = {"model": "tiny", "prompt": "One fish", "n": 16, "min_tokens": 900, "max_tokens": 900}
     with serve("--config", str(config), "--port", port) as launcher:
         assert launcher.stdout is not None
-        for line in launcher.stdout:
-            if line.startswith("Ctrl-C ends"):
-                break
+        printed_until("Ctrl-C ends", launcher)
         url = f"http://127.0.0.1:{port}/v1/completions"
         with httpx.stream("POST", url, json=asked | {"stream": True}, timeout=60) as answer:
             lines = answer.iter_lines()
@@ -153,10 +160,7 @@ def test_what_a_killed_server_leaves_goes_with_the_next_start(tmp_path: Path) ->
     source = save_tiny_model(tmp_path)
     config.write_text(CONFIG.format(args=f"{{models: [{{name: tiny, source: {source}}}]}}"))
     with serve("--config", str(config), "--port", "0") as launcher:
-        assert launcher.stdout is not None
-        for line in launcher.stdout:
-            if line.startswith("Deployments"):
-                break
+        printed_until("Deployments", launcher)
         started = psutil.Process(launcher.pid).children(recursive=True)
         files = Path(started[0].environ()["TMPDIR"]).parent
         launcher.kill()
@@ -174,11 +178,7 @@ def test_the_printed_lines_answer_and_a_signal_ends_everything(tmp_path: Path) -
     port = str(free_port())
     with serve("--port", port, temporary=tmp_path) as launcher:
         assert launcher.stdout is not None
-        printed: list[str] = []
-        for line in launcher.stdout:
-            printed.append(line)
-            if line.startswith("Ctrl-C ends"):
-                break
+        printed = printed_until("Ctrl-C ends", launcher)
         (curl,) = [line for line in printed if line.startswith("  curl ")]
         (python,) = [line for line in printed if line.startswith("  Python ")]
         answer = subprocess.run(curl, shell=True, capture_output=True, text=True, check=True)
