@@ -33,9 +33,9 @@ def compile_model(model: PreTrainedModel, path: Path) -> None:
         package, program = f"{workspace}/program.pt2", Path(workspace, "program")
         # The compiler's own files are hundreds of MB that nobody needs again.
         with fresh_cache(dir=workspace), torch.no_grad():  # or nothing is frozen
-            inductor.prepare()  # which tries what the processor can by compiling, too
+            options = OPTIONS | inductor.prepare(Path(workspace))  # which compiles something, too
             torch._inductor.aoti_compile_and_package(
-                exported, package_path=package, inductor_configs=OPTIONS
+                exported, package_path=package, inductor_configs=options
             )
         with ZipFile(package) as packed:
             packed.extractall(workspace)

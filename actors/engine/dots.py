@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from llvmlite import ir
 from numba import types
 
 from actors.engine.emit import (
@@ -19,9 +18,9 @@ from actors.engine.emit import (
     LONG,
     WORD,
     WORDS,
-    call,
     emitted,
     loaded,
+    multiplied_pairs,
     place,
     spread,
 )
@@ -31,22 +30,6 @@ from actors.engine.squares import BLOCK, HALF_BLOCK, TOKENS
 
 AT_ONCE = 8
 """Rows whose sums are in registers."""
-
-
-class _BFloat(ir.Type):  # type: ignore[misc]
-    """LLVM's bfloat, which llvmlite does not name."""
-
-    def _to_string(self) -> str:
-        return "bfloat"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat)
-
-    def __hash__(self) -> int:
-        return hash(_BFloat)
-
-
-_PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
 
 
 def usable() -> bool:
@@ -117,18 +100,12 @@ def _add_rows(
                 for half in (0, HALF_BLOCK)
             ]
             for i, first in enumerate(firsts):
-                word = loaded(builder, there(2, rows, first, pair, WORD), 2)
+                word = spread(builder, loaded(builder, there(2, rows, first, pair, WORD), 2))
                 for half in range(2):
                     total = totals[2 * i + half]
-                    totals[2 * i + half] = _multiply(builder, total, word, halves[half])
+                    totals[2 * i + half] = multiplied_pairs(builder, total, word, halves[half])
         for each, total in zip(places, totals, strict=True):
             builder.store(total, each).align = 4
         return context.get_dummy_value()
 
     return types.void(sums, types.intp, rows, types.intp, types.intp, columns, types.intp), emit
-
-
-def _multiply(builder: Any, total: Any, word: Any, columns: Any) -> Any:
-    """Add to `total` the products of one row's pair and each column's."""
-    operands = (builder.bitcast(each, _PAIRS) for each in (spread(builder, word), columns))
-    return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, total, *operands)

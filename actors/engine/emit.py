@@ -17,6 +17,22 @@ FLOATS, WORDS, HALVES = (ir.VectorType(kind, LANES) for kind in (FLOAT, WORD, HA
 POINTER = BYTE.as_pointer()
 RELAXED = ("reassoc", "contract", "nsz", "arcp")  # a product and a sum may become one operation
 
+
+class _BFloat(ir.Type):  # type: ignore[misc]
+    """LLVM's bfloat, which llvmlite does not name."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
+
 emitted: Callable[[Callable[..., Any]], Callable[..., Any]] = intrinsic
 
 
@@ -87,3 +103,14 @@ def transposed(builder: Any, rows: list[Any]) -> list[Any]:
                 shuffle(builder, *pair, lower),
             )
     return rows
+
+
+def multiplied_pairs(builder: Any, total: Any, word: Any, columns: Any) -> Any:
+    """Add to each lane of `total` the products of one row's pair and a column's."""
+    operands = (builder.bitcast(each, PAIRS) for each in (word, columns))
+    return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, total, *operands)
+
+
+def ask_for(builder: Any, there: Any) -> None:
+    """Have the cache line at an address brought near; it need not exist."""
+    call(builder, "llvm.prefetch.p0", ir.VoidType(), there, WORD(0), WORD(3), WORD(1))

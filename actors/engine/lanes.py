@@ -12,7 +12,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from llvmlite import ir
 from numba import types
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import lower_builtin, models, register_model
@@ -24,8 +23,8 @@ from actors.engine.emit import (
     LANES,
     POINTER,
     RELAXED,
-    WORD,
     WORDS,
+    ask_for,
     call,
     emitted,
     loaded,
@@ -134,7 +133,7 @@ def prefetch(_context: Any, array: types.Array, at: types.Type) -> Any:
         seen = builder.bitcast(
             place(context, builder, signature.args[0], args[0], args[1], HALF), POINTER
         )
-        call(builder, "llvm.prefetch.p0", ir.VoidType(), seen, WORD(0), WORD(3), WORD(1))
+        ask_for(builder, seen)
         return context.get_dummy_value()
 
     return types.void(array, types.intp), emit

@@ -18,6 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from actors.children import python_path
 from actors.engine import compiled as compiled_steps
+from actors.engine import inductor, products
 from actors.engine.batch import build_batch
 from actors.engine.compiled import Wish, load_program, program_wish
 from actors.engine.compiling import compile_model
@@ -94,6 +95,12 @@ def test_in_bfloat16_it_is_as_near_to_float32_as_the_model_itself(tmp_path: Path
         for program in (None, load_program(path))
     )
     assert 0 < compiled < 1.2 * own
+    if inductor.multiplies_in_vectors():
+        assert products.PAIRS.name in _source(path)
+
+
+def _source(program: Path) -> str:
+    return "".join(file.read_text() for file in program.rglob("*.kernel.cpp"))
 
 
 def test_a_program_of_int8_weights_is_taken_into_use_and_as_near_as_the_layers(
@@ -217,14 +224,14 @@ def test_a_program_that_cannot_run_here_is_left_alone() -> None:
     assert tokens_of(run(engine, [request("r", prompt)]), "r") == greedy("llama", prompt, 12)
 
 
-def test_the_compiler_still_says_how_parts_of_products_are_shared_out() -> None:
+def test_the_compiler_still_says_how_parts_of_products_are_shared_out(tmp_path: Path) -> None:
     """In its templates, which are no interface: where they change, ours is to follow."""
     script = (
-        "from actors.engine import inductor; inductor.prepare()\n"
-        "from importlib import import_module\n"
+        "import sys; from pathlib import Path; from importlib import import_module\n"
+        "from actors.engine import inductor; inductor.prepare(Path(sys.argv[1]))\n"
         "for name in inductor.TEMPLATES:\n"
         "    text = import_module(f'torch._inductor.codegen.{name}').GEMM_TEMPLATE\n"
         "    assert 'schedule(dynamic, 1)' in text and 'schedule(static' not in text, name\n"
     )
     environment = os.environ | {"PYTHONPATH": python_path()}
-    subprocess.run([sys.executable, "-c", script], check=True, env=environment)
+    subprocess.run([sys.executable, "-c", script, tmp_path], check=True, env=environment)
