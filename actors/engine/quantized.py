@@ -1,8 +1,8 @@
-"""Weights in eight bits: what a model reads at every step becomes half as long.
+"""Linear layers in eight bits: weights are read in half the time, and multiplied in half of it.
 
-A decode step takes as long as reading the weights does, so it is the weights that are made small.
-Activations, keys, values and the embedding stay as they are: rounding those as well would buy
-little more speed and cost accuracy (docs/decisions/0012-int8-weights.md).
+Weights are rounded once, with a scale for each output; what goes into a layer is rounded as it
+comes, with a scale for each row. All else stays as it is: keys, values, norms, the embedding
+(docs/decisions/0012-int8-weights.md).
 
 The model stays transformers' own, but for its linear layers.
 """
@@ -13,42 +13,41 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from cluster.config import DETERMINISTIC_ROWS
 from cluster.errors import UnsupportedModel
 
 LARGEST = 127
-"""Of an eight-bit weight, by its absolute value: so that zero is in the middle."""
+"""Of an eight-bit number, by its absolute value: so that zero is in the middle."""
 
-ROUNDING = 1
+MIDDLE = 128
+"""What is added to a row's integers, since the compiler's products want them without a sign."""
+
+LEAST_STEP = 1e-30
+"""Of a row, as one of zeros has none."""
+
+ROUNDING = 2
 """Counts the ways in which weights were rounded so far. Programs that are kept hold them, and are
 made anew where it is another: raise it with every change of what `quantize` makes of a weight."""
 
-STRIDE = 16
-"""torch's product reads so many inputs at once, and does not look where the last one is."""
-
-FEW_ROWS = DETERMINISTIC_ROWS
-"""Up to so many, torch's product of int8 weights is faster than to make them whole first: measured,
-the two meet at some thirty rows. It rounds a row the same whatever stands beside it."""
+IN_WORD = 4
+"""Processors multiply so many integers at once: a layer's inputs are a multiple of it."""
 
 
 class Int8Linear(nn.Module):
     """A linear layer whose weight from input `i` to output `o` is an integer times `scale[o]`.
 
-    `scale` has the precision of the activations, as torch's product wants it. No accuracy is lost
-    by that: the weights are rounded to multiples of the scale that is kept.
+    A row of inputs becomes integers times its own step, so the product is one of integers, exact
+    and the same whatever rows are beside it, and both scales are applied to it in float32.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         """Round `weight`, `[outputs, inputs]`, of the precision of the activations."""
         super().__init__()
         steps = weight.float()
-        largest = steps.abs().amax(dim=1)
-        scale = (largest / LARGEST).to(weight.dtype)
+        scale = steps.abs().amax(dim=1) / LARGEST
         scale[scale == 0] = 1  # of a row of zeros
         steps = steps.div(scale[:, None]).round_().clamp_(-LARGEST, LARGEST)
         self.out_features, self.in_features = weight.shape
@@ -56,19 +55,50 @@ class Int8Linear(nn.Module):
         # the constant go. Of what it is given as it stands, a program would hold a second copy.
         self.weight = nn.Parameter(steps.to(torch.int8).flatten(), requires_grad=False)
         self.scale = nn.Parameter(scale, requires_grad=False)
+        self.register_buffer("zero", torch.zeros(self.out_features, dtype=torch.int32), False)
         self.bias = bias
 
     def forward(self, inputs: Tensor) -> Tensor:
-        rows = inputs.reshape(-1, self.in_features).contiguous()
-        product = self._multiply(rows).view(*inputs.shape[:-1], self.out_features)
+        rows = inputs.reshape(-1, self.in_features).float()
+        step = (rows.abs().amax(dim=1, keepdim=True) / LARGEST).clamp_min(LEAST_STEP)
+        product = self._multiply((rows / step).round()) * step
+        product = product.to(inputs.dtype).view(*inputs.shape[:-1], self.out_features)
         return product if self.bias is None else product + self.bias
 
-    def _multiply(self, rows: Tensor) -> Tensor:
-        """A compiler makes of the first way a product that is good for any number of rows."""
+    def _multiply(self, integers: Tensor) -> Tensor:
+        """Of `integers`, `[rows, inputs]` in float32, the product in float32, scaled by outputs."""
         weight = self.weight.view(self.out_features, self.in_features)
-        if torch.compiler.is_compiling() or len(rows) <= FEW_ROWS:
-            return torch._weight_int8pack_mm(rows, weight, self.scale)
-        return F.linear(rows, weight.to(rows.dtype)) * self.scale
+        if torch.compiler.is_compiling():
+            return self._compiled_product(integers, weight)
+        return torch._int_mm(integers.to(torch.int8), weight.t()).float() * self.scale
+
+    def _compiled_product(self, integers: Tensor, weight: Tensor) -> Tensor:
+        """In the form of which the compiler makes a product of its own, where all is constant."""
+        library = torch.ops.onednn
+        product: Tensor = library.qlinear_pointwise(
+            (integers + MIDDLE).to(torch.uint8),
+            1.0,
+            MIDDLE,
+            library.qlinear_prepack(weight, None),
+            self.scale,
+            self.zero,
+            bias=None,
+            output_scale=1.0,
+            output_zero_point=0,
+            output_dtype=torch.float32,
+            post_op_name="none",
+            post_op_args=[],
+            post_op_algorithm="",
+        )
+        return product
+
+
+def _packed(weight: Tensor, _shape: object) -> Tensor:
+    """What an exporter takes packed weights for. torch says it of the operators beside this."""
+    return weight.new_empty(weight.shape[1], weight.shape[0])
+
+
+torch.library.register_fake("onednn::qlinear_prepack", _packed)
 
 
 def quantize(model: PreTrainedModel) -> None:
@@ -105,7 +135,7 @@ def is_quantized(model: PreTrainedModel) -> bool:
 
 
 def _fits(weight: Tensor) -> bool:
-    return weight.shape[1] % STRIDE == 0
+    return weight.shape[1] % IN_WORD == 0
 
 
 def _linears(model: PreTrainedModel, fits: Callable[[Tensor], bool]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Int8 weights are the model's own, rounded once; what is computed with them is exact."""
+"""Int8 weights are the model's own, rounded once; with inputs rounded as well products are exact."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from actors.engine.engine import build_engine
-from actors.engine.quantized import LARGEST, Int8Linear, is_quantized, quantize
+from actors.engine.quantized import LARGEST, LEAST_STEP, Int8Linear, is_quantized, quantize
 from cluster.batching_config import BatchingConfig
 from cluster.config import CacheConfig, ModelConfig
 from cluster.errors import UnsupportedModel
@@ -43,18 +43,33 @@ def some_weights(outputs: int, inputs: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(outputs, inputs, generator=generator).to(dtype)
 
 
+def rounded(rows: Tensor) -> Tensor:
+    """The inputs that a product is made of, in float64."""
+    step = (rows.float().abs().amax(dim=-1, keepdim=True) / LARGEST).clamp_min(LEAST_STEP)
+    return (rows.float() / step).round().double() * step.double()
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("rows", [1, 2, 5, 33])
 @pytest.mark.parametrize(("inputs", "outputs"), [(16, 1), (64, 30), (160, 97)])
-def test_a_product_is_that_of_its_weights_in_float64(
+def test_a_product_is_that_of_rounded_inputs_and_its_weights_in_float64(
     dtype: torch.dtype, rows: int, inputs: int, outputs: int
 ) -> None:
     bias = some_weights(1, outputs, dtype)[0]
     layer = Int8Linear(some_weights(outputs, inputs, dtype), bias)
     given_rows = some_weights(rows, inputs, dtype)[None]
-    exact = given_rows.double() @ values(layer).t() + bias.double()
+    exact = rounded(given_rows) @ values(layer).t() + bias.double()
     error = (layer(given_rows).double() - exact).abs().max() / exact.abs().max()
     assert error <= 2 * TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("largest", [1e-20, 1.0, 300.0])
+def test_no_input_is_off_by_more_than_half_a_step_of_its_row(largest: float) -> None:
+    """Seen through a layer that hands its inputs on."""
+    layer = Int8Linear(torch.eye(32), None)
+    rows = some_weights(9, 32, torch.float32) * largest
+    error = (layer(rows).double() - rows.double()).abs()
+    assert (error <= 0.501 * rows.double().abs().amax(dim=1, keepdim=True) / LARGEST).all()
 
 
 @given(
@@ -72,6 +87,8 @@ def test_no_weight_is_off_by_more_than_half_a_step(row: list[int], dtype: torch.
 def test_a_row_of_zeros_gives_zeros() -> None:
     layer = Int8Linear(torch.zeros(2, 16), None)
     assert torch.equal(layer(torch.ones(1, 16)), torch.zeros(1, 2))
+    whole = Int8Linear(torch.ones(2, 16), None)
+    assert torch.equal(whole(torch.zeros(1, 16)), torch.zeros(1, 2))
 
 
 def test_a_row_rounds_the_same_alone_and_in_a_crowd() -> None:
@@ -128,7 +145,7 @@ def llama_of(**shape: int) -> PreTrainedModel:
 
 
 def test_a_layer_that_the_product_would_read_beyond_is_left_alone() -> None:
-    model = llama_of(intermediate_size=72)
+    model = llama_of(intermediate_size=74)
     quantize(model)
     mlp = model.model.layers[0].mlp
     assert type(mlp.down_proj) is nn.Linear
@@ -137,4 +154,8 @@ def test_a_layer_that_the_product_would_read_beyond_is_left_alone() -> None:
 
 def test_a_model_of_which_nothing_can_be_made_smaller_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match="no linear layers that int8 weights could replace"):
-        quantize(llama_of(hidden_size=24, intermediate_size=40))
+        quantize(
+            llama_of(
+                hidden_size=22, num_attention_heads=1, num_key_value_heads=1, intermediate_size=42
+            )
+        )
