@@ -31,9 +31,9 @@ Rounding stays ten times below; a wrong mask, position or cache is of the order 
 """
 
 NARROW_TOLERANCE = 0.5
-"""The same where activations are rounded to eight bits. Two inputs that differ in their last bit may
-then be a step apart, so two ways of computing differ by as much as either does from the truth: by
-0.2 to 0.27 in int8, for the random prompts of the default model."""
+"""The same where activations are rounded to eight bits. Inputs that differ in the last bit may then
+be a step apart, so two ways of computing differ by as much as either does from the truth: by 0.2 to
+0.27 in int8, for the random prompts of the default model."""
 
 LENGTHS = (23, 9)
 """Tokens of the two sequences computed together."""

@@ -1,4 +1,4 @@
-"""Int8 weights are the model's own, rounded once; with inputs rounded as well products are exact."""
+"""Int8 weights are the model's own, rounded once; products of them and rounded inputs are exact."""
 
 from __future__ import annotations
 
