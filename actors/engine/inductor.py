@@ -40,7 +40,8 @@ def prepare(workspace: Path) -> dict[str, Any]:
         return {}
     _register_squares()
     products.write_object(workspace)
-    os.environ["LIBRARY_PATH"] = str(workspace)  # where the linker looks
+    looked_at = os.environ.get("LIBRARY_PATH", "").split(os.pathsep)  # by the linker
+    os.environ["LIBRARY_PATH"] = os.pathsep.join(filter(None, [str(workspace), *looked_at]))
     return {"aot_inductor.custom_op_libs": [f":{products.OBJECT}"]}
 
 
