@@ -72,7 +72,7 @@ def narrow(model: PreTrainedModel) -> None:
     def fits(weight: Tensor) -> bool:
         return weight is not head and all(size % STRIDE == 0 for size in weight.shape)
 
-    replace_linears(model, "fp8", Float8Linear, fits)
+    replace_linears(model, "fp8", lambda _name, weight, bias: Float8Linear(weight, bias), fits)
 
 
 def is_narrow(model: PreTrainedModel) -> bool:

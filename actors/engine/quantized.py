@@ -1,8 +1,8 @@
 """Linear layers in eight bits: weights are read in half the time, and multiplied in half of it.
 
 Weights are rounded once, with a scale for each output; what goes into a layer is rounded as it
-comes, with a scale for each row. All else stays as it is: keys, values, norms, the embedding
-(docs/decisions/0012-int8-weights.md).
+comes, with a scale for each row, after inputs that get large were made smaller. All else stays as
+it is: keys, values, norms, the embedding (docs/decisions/0012-int8-weights.md).
 
 The model stays transformers' own, but for its linear layers.
 """
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from actors.engine.calibration import largest_inputs
 from cluster.errors import UnsupportedModel
 
 LARGEST = 127
@@ -28,7 +29,7 @@ MIDDLE = 128
 LEAST_STEP = 1e-30
 """Of a row, as one of zeros has none."""
 
-ROUNDING = 2
+ROUNDING = 3
 """Counts the ways in which weights were rounded so far. Programs that are kept hold them, and are
 made anew where it is another: raise it with every change of what `quantize` makes of a weight."""
 
@@ -40,13 +41,18 @@ class Int8Linear(nn.Module):
     """A linear layer whose weight from input `i` to output `o` is an integer times `scale[o]`.
 
     A row of inputs becomes integers times its own step, so the product is one of integers, exact
-    and the same whatever rows are beside it, and both scales are applied to it in float32.
+    and the same whatever rows are beside it, and both scales are applied to it in float32. Before,
+    inputs are multiplied by `share`, and weights were divided by it: powers of two, so that this
+    rounds nothing.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Round `weight`, `[outputs, inputs]`, of the precision of the activations."""
+    def __init__(self, weight: Tensor, bias: Tensor | None, largest: Tensor | None = None) -> None:
+        """Round `weight`, `[outputs, inputs]`, of the precision of the activations; `largest` are
+        the inputs as large as they get, by absolute value."""
         super().__init__()
-        steps = weight.float()
+        steps = weight.detach().float()
+        share = torch.ones(weight.shape[1]) if largest is None else _share(steps, largest)
+        steps = steps / share
         scale = steps.abs().amax(dim=1) / LARGEST
         scale[scale == 0] = 1  # of a row of zeros
         steps = steps.div(scale[:, None]).round_().clamp_(-LARGEST, LARGEST)
@@ -55,11 +61,12 @@ class Int8Linear(nn.Module):
         # the constant go. Of what it is given as it stands, a program would hold a second copy.
         self.weight = nn.Parameter(steps.to(torch.int8).flatten(), requires_grad=False)
         self.scale = nn.Parameter(scale, requires_grad=False)
+        self.share = nn.Parameter(share, requires_grad=False)
         self.register_buffer("zero", torch.zeros(self.out_features, dtype=torch.int32), False)
         self.bias = bias
 
     def forward(self, inputs: Tensor) -> Tensor:
-        rows = inputs.reshape(-1, self.in_features).float()
+        rows = inputs.reshape(-1, self.in_features).float() * self.share
         step = (rows.abs().amax(dim=1, keepdim=True) / LARGEST).clamp_min(LEAST_STEP)
         product = self._multiply((rows / step).round()) * step
         product = product.to(inputs.dtype).view(*inputs.shape[:-1], self.out_features)
@@ -93,6 +100,13 @@ class Int8Linear(nn.Module):
         return product
 
 
+def _share(weight: Tensor, largest: Tensor) -> Tensor:
+    """What makes inputs and weights equally uneven: the root of how their largest ones compare."""
+    of_weights = weight.abs().amax(dim=0)
+    share = torch.exp2((of_weights / largest).sqrt().log2().round())
+    return torch.where(share.isfinite() & (share > 0), share, 1.0)  # of inputs that are always zero
+
+
 def _packed(weight: Tensor, _shape: object) -> Tensor:
     """What an exporter takes packed weights for. torch says it of the operators beside this."""
     return weight.new_empty(weight.shape[1], weight.shape[0])
@@ -108,17 +122,23 @@ def quantize(model: PreTrainedModel) -> None:
     no layer's (the experts of a mixture) are left alone. Raises UnsupportedModel if nothing is
     left to be made smaller.
     """
-    replace_linears(model, "int8", Int8Linear, _fits)
+    largest = largest_inputs(model, list(_linears(model, _fits)))
+    replace_linears(
+        model,
+        "int8",
+        lambda name, weight, bias: Int8Linear(weight, bias, largest[name]),
+        _fits,
+    )
 
 
 def replace_linears(
     model: PreTrainedModel,
     dtype: str,
-    made: Callable[[Tensor, Tensor | None], nn.Module],
+    made: Callable[[str, Tensor, Tensor | None], nn.Module],
     fits: Callable[[Tensor], bool],
 ) -> None:
-    """Put what is `made` of its weight, `[outputs, inputs]`, and bias in place of each linear layer
-    whose weight fits. Raises UnsupportedModel, naming the `dtype`, where none does."""
+    """Put what is `made` of its name, weight, `[outputs, inputs]`, and bias in place of each linear
+    layer whose weight fits. Raises UnsupportedModel, naming the `dtype`, where none does."""
     names = list(_linears(model, fits))
     if not names:
         raise UnsupportedModel(
@@ -127,7 +147,7 @@ def replace_linears(
         )
     for name in names:
         layer: Any = model.get_submodule(name)
-        model.set_submodule(name, made(_oriented(layer), layer.bias))
+        model.set_submodule(name, made(name, _oriented(layer), layer.bias))
 
 
 def is_quantized(model: PreTrainedModel) -> bool:

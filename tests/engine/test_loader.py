@@ -66,7 +66,7 @@ def test_int8_are_the_weights_of_linear_layers_and_bfloat16_is_all_else(saved: P
     linear = {name for name in kinds if name.endswith(("_proj.weight", "lm_head.weight"))}
     assert len(linear) == 2 * 7 + 1
     assert {kinds.pop(name) for name in linear} == {torch.int8}
-    scales = {name for name in kinds if name.endswith(".scale")}
+    scales = {name for name in kinds if name.endswith((".scale", ".share"))}
     assert {kinds.pop(name) for name in scales} == {torch.float32}
     assert set(kinds.values()) == {torch.bfloat16}
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from actors.engine.calibration import largest_inputs
 from actors.engine.engine import build_engine
 from actors.engine.quantized import LARGEST, LEAST_STEP, Int8Linear, is_quantized, quantize
 from cluster.batching_config import BatchingConfig
@@ -82,6 +83,38 @@ def test_no_weight_is_off_by_more_than_half_a_step(row: list[int], dtype: torch.
     layer = Int8Linear(weight, None)
     assert (values(layer) - weight.double()).abs().max() <= 0.5001 * layer.scale.double()
     assert layer.weight.abs().max() <= LARGEST
+
+
+def test_an_input_that_gets_large_does_not_cost_the_others_their_steps() -> None:
+    weight = some_weights(20, 64, torch.float32)
+    rows = some_weights(9, 64, torch.float32)
+    rows[:, 7] *= 300
+    exact = rows.double() @ weight.double().t()
+
+    def error(largest: Tensor | None) -> float:
+        made = Int8Linear(weight, None, largest)(rows).double()
+        return float((made - exact).square().mean().sqrt())
+
+    assert error(rows.abs().amax(dim=0)) < 0.3 * error(None)
+
+
+def test_an_input_that_is_always_zero_is_left_as_it_is() -> None:
+    layer = Int8Linear(some_weights(4, 16, torch.float32), None, torch.zeros(16))
+    assert torch.equal(layer.share, torch.ones(16))
+
+
+def test_the_largest_inputs_are_those_that_a_forward_pass_brings() -> None:
+    model = make("llama")
+    model.set_attn_implementation("sdpa")
+    name = "model.layers.1.mlp.down_proj"
+    brought: list[Tensor] = []
+    model.get_submodule(name).register_forward_pre_hook(lambda _, args: brought.append(args[0]))
+    largest = largest_inputs(model, [name])
+    assert list(largest) == [name]
+    assert torch.equal(largest[name], torch.cat(brought).abs().amax(dim=(0, 1)))
+    assert model.config._attn_implementation == "sdpa"
+    model(input_ids=torch.tensor([[1, 2]]))
+    assert len(brought) == 2, "a hook was left behind"
 
 
 def test_a_row_of_zeros_gives_zeros() -> None:
