@@ -26,7 +26,8 @@ CHARACTERS = 8_000
 
 
 def largest_inputs(model: PreTrainedModel, layers: Iterable[str]) -> dict[str, Tensor]:
-    """For each of the named layers, of each input the largest absolute value, `[inputs]`."""
+    """For each of the named layers that are used, of each input the largest absolute value,
+    `[inputs]`."""
     seen: dict[str, Tensor] = {}
 
     def notice(name: str, inputs: Tensor) -> None:

@@ -126,7 +126,7 @@ def quantize(model: PreTrainedModel) -> None:
     replace_linears(
         model,
         "int8",
-        lambda name, weight, bias: Int8Linear(weight, bias, largest[name]),
+        lambda name, weight, bias: Int8Linear(weight, bias, largest.get(name)),
         _fits,
     )
 
