@@ -46,7 +46,7 @@ PARTS = 2
 """Parts of a product for each CPU. Threads take them as they come, so that one which another
 process puts aside holds up a part and not half of the product."""
 
-PRODUCTS = 4
+PRODUCTS = 3
 """Counts the ways in which products were computed so far (`inductor`), as programs are kept."""
 
 OPTIONS: dict[str, Any] = {

@@ -23,12 +23,6 @@ from actors.engine import products
 TEMPLATES = ("cpp_gemm_template", "cpp_grouped_gemm_template")
 """Where the compiler says how threads share parts out."""
 
-BLOCKING = "GEMM_TEMPLATE_INIT_BLOCKING_EXTENDED"
-"""Where the first of them says how much of the rows is multiplied with some columns, one after
-another, before the next columns' turn."""
-
-SECOND_CACHE = "L2_cache_size = {{L2_cache_size}}"
-
 SQUARES = [(32, products.COLUMNS, 32), (16, products.COLUMNS, 32)]
 """Rows, columns and depth of what is multiplied at a time. The compiler chooses by the rows."""
 
@@ -61,14 +55,6 @@ def _hand_out_as_they_come() -> None:
         )
 
 
-def _keep_sums_near() -> None:
-    """Of the rows, take a quarter of what the compiler takes: their sums, which what is fused reads
-    next, stay nearer. Prompts of 1,024 tokens take 3 % less; the columns are there ahead anyway."""
-    template: Any = import_module(f"torch._inductor.codegen.{TEMPLATES[0]}")
-    text: str = vars(template)[BLOCKING]
-    vars(template)[BLOCKING] = text.replace(SECOND_CACHE + ";", SECOND_CACHE + " / 4;")
-
-
 def multiplies_in_vectors() -> bool:
     """Whether this processor can, and has nothing better."""
     return torch.cpu._is_avx512_bf16_supported() and not isinstance(pick_vec_isa(), VecAMX)
@@ -81,7 +67,6 @@ def _register_squares() -> None:
     The compiler's own kernel for such processors widens every bfloat16 to float32: half as fast in
     decodes, a fifth in prompts (docs/performance.md).
     """
-    _keep_sums_near()
     pairs = _configs(
         VecAVX512, SQUARES, torch.bfloat16, output_dtype=torch.float, extra_check=_in_words
     )

@@ -224,18 +224,14 @@ def test_a_program_that_cannot_run_here_is_left_alone() -> None:
     assert tokens_of(run(engine, [request("r", prompt)]), "r") == greedy("llama", prompt, 12)
 
 
-def test_the_compiler_still_says_what_is_changed_of_it(tmp_path: Path) -> None:
+def test_the_compiler_still_says_how_parts_of_products_are_shared_out(tmp_path: Path) -> None:
     """In its templates, which are no interface: where they change, ours is to follow."""
     script = (
         "import sys; from pathlib import Path; from importlib import import_module\n"
-        "from actors.engine import inductor\n"
-        "inductor.prepare(Path(sys.argv[1])); inductor._register_squares()\n"
+        "from actors.engine import inductor; inductor.prepare(Path(sys.argv[1]))\n"
         "for name in inductor.TEMPLATES:\n"
         "    text = import_module(f'torch._inductor.codegen.{name}').GEMM_TEMPLATE\n"
         "    assert 'schedule(dynamic, 1)' in text and 'schedule(static' not in text, name\n"
-        "template = import_module(f'torch._inductor.codegen.{inductor.TEMPLATES[0]}')\n"
-        "blocking = vars(template)[inductor.BLOCKING]\n"
-        "assert inductor.SECOND_CACHE + ' / 4;' in blocking, blocking\n"
     )
     environment = os.environ | {"PYTHONPATH": python_path()}
     subprocess.run([sys.executable, "-c", script, tmp_path], check=True, env=environment)
