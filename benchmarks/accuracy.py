@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import pydoc_data.topics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel
 
+from actors.engine.calibration import sample_text
 from actors.engine.loader import load_model
 from actors.models import ensure_model
 from benchmarks.report import markdown_row
@@ -55,8 +55,7 @@ class Prediction:
 def windows(folder: Path, tokens: int, length: int) -> list[Tensor]:
     """The first `tokens` tokens of the text, in rows of `length`."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    text = "\n\n".join(pydoc_data.topics.topics.values())
-    ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    ids: list[int] = tokenizer(sample_text(), add_special_tokens=False, verbose=False)["input_ids"]
     if tokens > len(ids):
         raise SystemExit(f"the text has {len(ids)} tokens, fewer than {tokens}")
     return [torch.tensor(ids[at : at + length]) for at in range(0, tokens, length)]

@@ -7,7 +7,6 @@ multiplies the weights (SmoothQuant: Xiao et al., 2023).
 
 from __future__ import annotations
 
-import pydoc_data.topics
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -59,9 +58,16 @@ def _sample(model: PreTrainedModel) -> Tensor:
     length = min(LENGTH, config.max_position_embeddings)
     file = Path(model.name_or_path, "tokenizer.json")
     if file.is_file():
-        text = "\n\n".join(pydoc_data.topics.topics.values())[-CHARACTERS:]
-        tokens = Tokenizer.from_file(str(file)).encode(text, add_special_tokens=False).ids
+        tokenizer = Tokenizer.from_file(str(file))
+        tokens = tokenizer.encode(sample_text()[-CHARACTERS:], add_special_tokens=False).ids
         if len(tokens) >= ROWS * length and max(tokens) < config.vocab_size:
             return torch.tensor(tokens[: ROWS * length]).view(ROWS, length)
     generator = torch.Generator().manual_seed(0)
     return torch.randint(config.vocab_size, (ROWS, length), generator=generator)
+
+
+def sample_text() -> str:
+    """Python's own reference, which comes with every Python."""
+    from pydoc_data.topics import topics  # most of a megabyte, which other models need not hold
+
+    return "\n\n".join(topics.values())

@@ -50,25 +50,21 @@ class Int8Linear(nn.Module):
         """Round `weight`, `[outputs, inputs]`, of the precision of the activations; `largest` are
         the inputs as large as they get, by absolute value."""
         super().__init__()
-        steps = weight.detach().float()
-        share = torch.ones(weight.shape[1]) if largest is None else _share(steps, largest)
-        steps = steps / share
-        scale = steps.abs().amax(dim=1) / LARGEST
-        scale[scale == 0] = 1  # of a row of zeros
-        steps = steps.div(scale[:, None]).round_().clamp_(-LARGEST, LARGEST)
+        exact = weight.detach().float()
+        share = torch.ones(weight.shape[1]) if largest is None else _share(exact, largest)
+        integers, scale = _rounded(exact / share)
         self.out_features, self.in_features = weight.shape
         # In one line: a compiler keeps what it makes of a constant, which a view of it is, and lets
         # the constant go. Of what it is given as it stands, a program would hold a second copy.
-        self.weight = nn.Parameter(steps.to(torch.int8).flatten(), requires_grad=False)
-        self.scale = nn.Parameter(scale, requires_grad=False)
+        self.weight = nn.Parameter(integers.to(torch.int8).flatten(), requires_grad=False)
+        self.scale = nn.Parameter(scale.flatten(), requires_grad=False)
         self.share = nn.Parameter(share, requires_grad=False)
         self.register_buffer("zero", torch.zeros(self.out_features, dtype=torch.int32), False)
         self.bias = bias
 
     def forward(self, inputs: Tensor) -> Tensor:
-        rows = inputs.reshape(-1, self.in_features).float() * self.share
-        step = (rows.abs().amax(dim=1, keepdim=True) / LARGEST).clamp_min(LEAST_STEP)
-        product = self._multiply((rows / step).round()) * step
+        integers, step = _rounded(inputs.reshape(-1, self.in_features).float() * self.share)
+        product = self._multiply(integers) * step
         product = product.to(inputs.dtype).view(*inputs.shape[:-1], self.out_features)
         return product if self.bias is None else product + self.bias
 
@@ -98,6 +94,12 @@ class Int8Linear(nn.Module):
             post_op_algorithm="",
         )
         return product
+
+
+def _rounded(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Float32 `rows` as integers, and the step of each row that they count, `[rows, 1]`."""
+    step = (rows.abs().amax(dim=1, keepdim=True) / LARGEST).clamp_min(LEAST_STEP)
+    return (rows / step).round(), step
 
 
 def _share(weight: Tensor, largest: Tensor) -> Tensor:
