@@ -30,7 +30,7 @@ from cluster.events import (
     Withdrawn,
 )
 from cluster.explanations import Explanation, Forecast
-from cluster.garbage import collect_seldom
+from cluster.garbage import BRAIN, collect_seldom
 from cluster.messages import Decision, DecisionBatch, Lease, ShardRef, Submission
 from cluster.reports import ReportAck, ShardReport
 from cluster.scheduling import SchedulerBrain
@@ -101,7 +101,7 @@ class BatchScheduler:
         stamp: str = "",
         tether_s: float = math.inf,
     ) -> None:
-        collect_seldom()
+        collect_seldom(BRAIN)
         self._config = config
         self._epoch = epoch
         self._clock = clock

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from cluster.events import Instruction, Reported, Submitted, Tell
-from cluster.garbage import collect_seldom
+from cluster.garbage import BRAIN, collect_seldom
 from cluster.messages import Lease, PageHash, ShardRef, Submission
 from cluster.reports import ShardCapacity, ShardReport
 from cluster.scheduling import SchedulerBrain
@@ -116,7 +116,7 @@ def measure(
     asked = itertools.cycle(
         [Submitted(each) for each in itertools.islice(submissions(prompts), PREPARED)]
     )
-    collect_seldom()  # as the actor does
+    collect_seldom(BRAIN)  # as the actor does
     decided, deciding, now, begun = 0, 0.0, 1.0, time.process_time()
     while (at := time.process_time()) - begun < seconds:
         told = [brain.handle(event, now) for event in itertools.islice(asked, BATCH)]

@@ -19,6 +19,7 @@ from actors.channel_timing import ChannelTiming
 from actors.models import ensure_model
 from actors.survey import survey
 from cluster.config import ShoalConfig
+from cluster.garbage import collect_seldom
 from deployments.auth import ApiKeys
 from deployments.door import Door
 from deployments.gateway import Gateway, Outside
@@ -58,6 +59,7 @@ class Ingress(Gateway):
             random=chance,
         )
         super().__init__(config, models, keys, outside)
+        collect_seldom()
 
     def __serve_build_asgi_app__(self) -> Any:
         """The HTTP routes, once the replica stands."""

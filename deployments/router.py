@@ -20,6 +20,7 @@ from actors.scheduler_client import SchedulerClient
 from cluster.config import ShoalConfig
 from cluster.errors import NotReady, SchedulerLost
 from cluster.explanations import Explanation, Forecast
+from cluster.garbage import collect_seldom
 from cluster.isolation import Isolation
 from cluster.messages import Decision, ShardRef, Submission
 from cluster.stats import ClusterStats, ShardStats
@@ -48,6 +49,7 @@ class Router:
             self._name, self._namespace, silence_s=silence_s, audit_s=config.scheduling.audit_s
         )
         self._fleet = fleet
+        collect_seldom()
 
     async def place(self, submission: Submission) -> Decision:
         """The scheduler's decision, however long the request queues.
