@@ -7,7 +7,8 @@ one that is already in the step; if there is none it stands still for the step. 
 always moves on, and no work is thrown away that an earlier sequence does not need at once.
 
 Where streams have a target for their pace, or classes that came lately one for their first token,
-prompts of lower classes get no more of a step than lets them keep it, as far as the clock has told
+prompts of lower classes get no more of a step than lets them keep it, as far as the clock has told;
+and while such a token is due, who is promised nothing stands aside in every other step
 (`promises`). Where pages that are given up go to host memory, lower classes keep below a mark while
 a higher one is there (`watermark`).
 
@@ -19,6 +20,7 @@ that this step computes (`coming`), until its end.
 
 from __future__ import annotations
 
+import math
 from itertools import chain
 
 from cluster.batching_config import BatchingConfig
@@ -26,7 +28,7 @@ from cluster.block_tables import BlockTables
 from cluster.coming import Coming
 from cluster.drafts import Draft
 from cluster.lookup import Lookup, may_guess
-from cluster.promises import Promises
+from cluster.promises import Bounds, Promises
 from cluster.roster import Roster
 from cluster.sequences import LAST, Place, State, Tracked
 from cluster.watermark import Watermark
@@ -72,10 +74,29 @@ class Drafter:
     def draft(self) -> Draft:
         """The next step; where there is a sequence, one moves on, or all wait for files."""
         self._pause_for_the_mark()
-        bounds, coming = self._promises.bounds(), Coming(self._tables.block_size, self._worth)
+        draft = self._fill(self._promises.bounds(*self._due()))
+        if draft.bounds.hurries and not draft.chunks:  # who is hurried for lacks pages to start
+            draft = self._fill(self._promises.bounds())
+        self._promises.passed(1 if draft.chunks else 0)
+        return draft
+
+    def _due(self) -> tuple[float, float]:
+        """The highest class to which a first token is due that could be computed, and the lowest
+        one here that is promised nothing."""
+        roster = self._roster
+        firsts = [one.family for one in roster.running if one.behind > 1]
+        if roster.has_place():
+            firsts += [one.family for one in roster.waiting]
+        due = min([each.rank for each in firsts if each.ttft_s is not None], default=math.inf)
+        present = [one.family for one in chain(roster.running, roster.waiting)]
+        return due, max([each.rank for each in present if not each.is_promised], default=-1)
+
+    def _fill(self, bounds: Bounds) -> Draft:
+        coming = Coming(self._tables.block_size, self._worth)
         draft = Draft(self._max_batch_tokens, bounds, coming, self._loads)
-        decodes = [one for one in self._roster.running if one.behind == 1]
-        prefills = [one for one in self._roster.running if one.behind > 1]
+        running = [one for one in self._roster.running if not draft.leaves_out(one)]
+        decodes = [one for one in running if one.behind == 1]
+        prefills = [one for one in running if one.behind > 1]
         for tracked in decodes:
             self._add(draft, tracked)
             draft.bounds.streams.guard(tracked.family.rank, tracked.family.tpot_s)
@@ -86,7 +107,6 @@ class Drafter:
             self._add(draft, tracked)
         self._let_in(draft)
         self._guess(draft, going_on)
-        self._promises.passed(1 if draft.chunks else 0)
         return draft
 
     def _pause_for_the_mark(self) -> None:
@@ -184,7 +204,9 @@ class Drafter:
         return draft.coming.worth_waiting(waiting.family.rank, self._tables.lacks(waiting))
 
     def _may_start(self, draft: Draft, waiting: Tracked) -> bool:
-        if not draft.room_for(waiting) or self._awaits_verdict(waiting):
+        if draft.leaves_out(waiting) or not draft.room_for(waiting):
+            return False
+        if self._awaits_verdict(waiting):
             return False
         present = chain(self._roster.running, self._roster.waiting)
         tables = self._tables

@@ -81,6 +81,10 @@ class Draft:
         """So many are brought back."""
         self.loads = max(0, self.loads - pages)
 
+    def leaves_out(self, tracked: Tracked) -> bool:
+        """Whether it has no part in the step."""
+        return self.bounds.leave_out(tracked.family.rank, tracked.family.is_promised)
+
     def room_for(self, tracked: Tracked) -> int:
         """Tokens that it may have."""
         if tracked.behind == 1:

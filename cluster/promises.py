@@ -5,10 +5,15 @@ may come while it runs is not there yet, and ought to find it over soon: so a st
 more than a share of the TTFT of classes that have sent somebody lately (`expected`), as far as
 prompts of those go that promise none. For each of the two there is an allowance that follows the
 clock (`pacing`), and prompts keep within both.
+
+Who has come waits for a first token, and each row beside it makes the step longer: in every other
+step until then lower classes that are promised nothing stand aside, prompts and streams. A step
+fewer costs them little, as what they would have added to it they add to the next.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from cluster.expected import Expected
@@ -17,10 +22,14 @@ from cluster.pacing import SHORTEST, Allowance, Pace, StreamPace
 
 @dataclass(slots=True)
 class Bounds:
-    """What one step may hold of prompts, for the sake of its `streams` and of `comers`."""
+    """What one step may hold of prompts, for the sake of its `streams` and of `comers`.
+
+    Classes below the rank `hurried` that are promised nothing have no part in it.
+    """
 
     streams: Allowance
     comers: Allowance
+    hurried: float = math.inf
 
     def allow(self, rank: int, wanted: int) -> int:
         """How many of `wanted` tokens a prompt of this class may have."""
@@ -34,7 +43,16 @@ class Bounds:
     @property
     def are_reached(self) -> bool:
         """Whether they may have held somebody back."""
-        return not (self.streams.left and self.comers.left)
+        return self.hurries or not (self.streams.left and self.comers.left)
+
+    @property
+    def hurries(self) -> bool:
+        """Whether somebody stands aside."""
+        return self.hurried < math.inf
+
+    def leave_out(self, rank: int, promised: bool) -> bool:
+        """Whether one of the class, that is `promised` anything or not, has no part in the step."""
+        return rank > self.hurried and not promised
 
 
 class Promises:
@@ -45,6 +63,7 @@ class Promises:
         self._expected = Expected()
         self._streams = StreamPace(most)
         self._comers = Pace(most, SHORTEST)
+        self._hurried = False
 
     def came(self, rank: int, ttft_s: float | None, ahead: int = 0) -> None:
         """One of the class has come, `ahead` steps after those that are counted."""
@@ -54,12 +73,19 @@ class Promises:
         """So many steps were taken."""
         self._expected.passed(steps)
 
-    def bounds(self) -> Bounds:
-        """Of the next step, for who may come; its streams are yet to be named."""
+    def bounds(self, due: float = math.inf, lowest: float = -1) -> Bounds:
+        """Of the next step, for who may come; its streams are yet to be named.
+
+        A first token is `due` to that class at the highest, and `lowest` is the lowest class here
+        that is promised nothing: in no two steps after each other it stands aside.
+        """
+        self._hurried = not self._hurried and lowest > due
         bounds = Bounds(self._streams.allowance(), self._comers.allowance())
         if promised := self._expected.promised():
             rank, ttft_s = promised
             bounds.comers.guard(rank, self._ttft_share * ttft_s)
+        if self._hurried:
+            bounds.hurried = due
         return bounds
 
     def learn(self, bounds: Bounds, took_s: float) -> None:

@@ -46,16 +46,20 @@ class Roster:
         Alone, it needs no reserve.
         """
         reserve = reserve if self.running else 0
-        if not self._has_place(places) or not self._tables.open(waiting, reserve):
+        if not self.has_place(places) or not self._tables.open(waiting, reserve):
             return False
         _take_out(self.waiting, waiting)
         self._run(waiting)
         return True
 
+    def has_place(self, beside: int = 0) -> bool:
+        """Whether one more can run, beside so many that will."""
+        return len(self.running) + beside < self._places
+
     def fork_from(self, leader: Tracked) -> None:
         """Followers run from the leader's pages while there are places, else wait on their own."""
         for follower in leader.family.awaiting():
-            if self._has_place():
+            if self.has_place():
                 self._tables.fork(leader, follower)
                 self._run(follower)
             else:
@@ -102,9 +106,6 @@ class Roster:
             raise LedgerBroken(f"{len(self.running)} sequences run in {self._places} places")
         for family in self.families.values():
             _verify_leader(family)
-
-    def _has_place(self, beside: int = 0) -> bool:
-        return len(self.running) + beside < self._places
 
     def _run(self, tracked: Tracked) -> None:
         tracked.move(State.RUNNING)

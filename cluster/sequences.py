@@ -111,12 +111,13 @@ class Family:
     The `leader` (a choice) computes the prompt, the others fork from it. `scores` are the
     prompt's log probabilities so far, None where nobody asked or they are delivered. `produced`
     counts the output tokens of the choices that have ended. `suspect`: a shard died of it, or of
-    what ran beside it. `rank` and `tpot_s` are those of its lease.
+    what ran beside it. `rank`, `ttft_s` and `tpot_s` are those of its lease.
     """
 
     request: Request
     root: PageHash
     rank: int = 0
+    ttft_s: float | None = None
     tpot_s: float | None = None
     members: dict[int, Tracked] = field(default_factory=dict)
     leader: int = 0
@@ -130,6 +131,11 @@ class Family:
     def on_trial(self) -> bool:
         """Whether it is a suspect that has not shown yet that a step survives it."""
         return self.suspect and not self.started
+
+    @property
+    def is_promised(self) -> bool:
+        """Whether its class has a target for the first token or for the others."""
+        return self.ttft_s is not None or self.tpot_s is not None
 
     def awaiting(self) -> list[Tracked]:
         """Those that still wait for the leader, by choice."""
@@ -173,6 +179,7 @@ def track(
         request,
         root,
         rank=assignment.lease.rank,
+        ttft_s=assignment.lease.ttft_s,
         tpot_s=assignment.lease.tpot_s,
         leader=min(outputs),
         scores=[None] if owes_scores else None,

@@ -8,7 +8,9 @@ it to the Batcher, step for step.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right, insort
+from itertools import chain
 
 from cluster.batching_config import BatchingConfig
 from cluster.blocks import BlockPool
@@ -16,7 +18,7 @@ from cluster.coming import Coming
 from cluster.drafts import Gate
 from cluster.errors import LedgerBroken
 from cluster.pacing import WORTHWHILE
-from cluster.promises import Promises
+from cluster.promises import Bounds, Promises
 from cluster.reports import NO_PREFILLING, HeldRequest, Prefilling, ShardCapacity
 from cluster.sequences import LAST, Place, place_of
 from cluster.simulate.costs import Device
@@ -72,7 +74,7 @@ class SimulatedEngine:
         hashes = list(offered.submission.page_hashes)
         final = prompt + offered.output_tokens
         place = place_of(self._arrivals, rank, 0)
-        one = Sequence(offered, place, rank, tpot_s, prompt, final, hashes)
+        one = Sequence(offered, place, rank, tpot_s, ttft_s, prompt, final, hashes)
         insort(self._waiting, one, key=_order)
         self._arrivals += 1
         self._promises.came(rank, ttft_s, self.run.steps_until(now) if self.run else 0)
@@ -81,10 +83,28 @@ class SimulatedEngine:
 
     def begin(self, now: float) -> Run | None:
         """Plan the next steps up to the first that differs; None where there is no work."""
-        coming = Coming(self.pool.block_size, self._worth)
-        draft = Draft(self._budget, self._promises.bounds(), coming)
-        decodes = [one for one in self._running if one.behind == 1]
-        prefills = [one for one in self._running if one.behind > 1]
+        due, lowest = self._due()
+        draft = self._fill(self._promises.bounds(due, lowest))
+        if draft.bounds.hurries and not (draft.decodes or draft.chunks):
+            draft = self._fill(self._promises.bounds())
+        draft.alike &= lowest <= due
+        self.run = self._priced(draft, now) if draft.decodes or draft.chunks else None
+        return self.run
+
+    def _due(self) -> tuple[float, float]:
+        """As the Drafter finds it."""
+        firsts = [one for one in self._running if one.behind > 1]
+        if len(self._running) < self._places:
+            firsts += self._waiting
+        due = min([one.rank for one in firsts if one.ttft_s is not None], default=math.inf)
+        present = chain(self._running, self._waiting)
+        return due, max([one.rank for one in present if not one.is_promised], default=-1)
+
+    def _fill(self, bounds: Bounds) -> Draft:
+        draft = Draft(self._budget, bounds, Coming(self.pool.block_size, self._worth))
+        running = [one for one in self._running if not draft.leaves_out(one)]
+        decodes = [one for one in running if one.behind == 1]
+        prefills = [one for one in running if one.behind > 1]
         for one in decodes:
             if one.room and draft.budget:
                 draft.add(one, 1)
@@ -96,8 +116,7 @@ class SimulatedEngine:
             self._draft_waiting(draft, one.order)
             self._draft_chunk(draft, one)
         self._draft_waiting(draft, LAST)
-        self.run = self._priced(draft, now) if draft.decodes or draft.chunks else None
-        return self.run
+        return draft
 
     def finish(self) -> Outcome:
         """Enter what the run gave; most of it is decodes that neither end nor fill a page."""
@@ -151,7 +170,7 @@ class SimulatedEngine:
             one = line[gate.passed]
             if one.order >= before:
                 break
-            if one.rank >= gate.barred or not draft.room_for(one):
+            if one.rank >= gate.barred or draft.leaves_out(one) or not draft.room_for(one):
                 gate.pass_over(one.rank)
             elif coming := draft.coming.worth_waiting(one.rank, self._pages.lacks(one)):
                 gate.wait(self._pages.needs(one) - coming)
@@ -217,7 +236,7 @@ class SimulatedEngine:
         if not draft.chunks:
             return min(room)
         one, count = draft.chunks[0]
-        if one.rank:  # somebody of a higher class may come and go first
+        if one.rank or one.ttft_s is not None:  # somebody may go first, or stand aside for it
             return 1
         full = max((one.behind - 1) // count, 1)
         steps = min([full, self._pages.fits(one, full * count) // count, *room])

@@ -26,6 +26,7 @@ class Sequence:
     order: Place
     rank: int
     tpot_s: float | None
+    ttft_s: float | None
     known: int
     final: int
     hashes: list[PageHash]
@@ -43,6 +44,10 @@ class Sequence:
     @property
     def behind(self) -> int:
         return self.known - self.computed
+
+    @property
+    def is_promised(self) -> bool:
+        return self.ttft_s is not None or self.tpot_s is not None
 
     def page(self, index: int) -> PageHash:
         """The hash of full page `index`; a page with output in it is like no other."""
@@ -76,6 +81,10 @@ class Draft:
     def held_back(self) -> bool:
         """Whether there was room for prompts, and their class was not to have it."""
         return self.budget > 0 and self.bounds.are_reached
+
+    def leaves_out(self, one: Sequence) -> bool:
+        """Whether it has no part in the step."""
+        return self.bounds.leave_out(one.rank, one.is_promised)
 
     def room_for(self, one: Sequence) -> int:
         """Tokens that it may have."""

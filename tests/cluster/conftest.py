@@ -21,3 +21,9 @@ def make_shard() -> Iterator[MakeShard]:
     yield make
     for shard in shards:
         shard.close()
+
+
+@pytest.fixture
+def roomy(make_shard: MakeShard) -> ToyShard:
+    """With pages for fifty prompts, and steps that hold four."""
+    return make_shard(pages=2000, seqs=64, budget=400, context=400)
