@@ -1,15 +1,17 @@
 """Load on a server that speaks OpenAI's streaming completions, as its clients would make it.
 
 While the clock runs, a line is only stamped and kept: the client shares the machine with what it
-measures, so it reads JSON when all is over.
+measures, so it reads JSON and looks for garbage when all is over.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -93,14 +95,21 @@ async def _ask_at(
         raise
 
 
-def _session(endpoint: Endpoint) -> aiohttp.ClientSession:
+@asynccontextmanager
+async def _session(endpoint: Endpoint) -> AsyncIterator[aiohttp.ClientSession]:
     """A connection a request: no server gains by how it keeps them."""
-    return aiohttp.ClientSession(
+    session = aiohttp.ClientSession(
         headers={"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {},
         timeout=aiohttp.ClientTimeout(total=LONGEST_RUN_S),
         connector=aiohttp.TCPConnector(limit=0, force_close=True),
         read_bufsize=READ_BUFFER,
     )
+    gc.disable()
+    try:
+        async with session:
+            yield session
+    finally:
+        gc.enable()
 
 
 async def _ask(

@@ -1,18 +1,18 @@
 """Chat beside a flood of batch work on two real shards: with classes, without, and one at a time.
 
-    python -m benchmarks.mixed [--seconds 40] [--json mixed.json] [--systems classes,fifo,one]
+    python -m benchmarks.mixed [--seconds 24] [--json mixed.json] [--systems classes,fifo,one]
 
-Each system is the same engine under the config of this file, started anew. First chat runs alone,
-at its own pace: the idle figure. Then batch requests come beside it, three times as many as the
-shards complete when they have nothing else to do, which the first system is asked for before.
-Requests come at random moments, chat at the same ones both times and for all systems, whether or
-not earlier ones are answered.
-A chat without an answer at the end counts with the time that it has waited, so such a percentile is
-a lower bound.
+Each system is the same engine with the sizes of `ray-config.yaml`, started anew. First chat runs
+alone, at its own pace: the idle figure. Then batch requests come beside it for as long, three times
+as many as the shards complete when they have nothing else to do, which the first system is asked
+for before. Requests come at random moments, chat at the same ones both times and for all systems,
+whether or not earlier ones are answered; all are waited for, and rates are over the whole time.
 
-`classes`: chat is P0 and batch P2, with Shoal's default classes, of which P2 may have half of the
-places. `fifo`: one class for all. `one`: that too, and one sequence at a time on each shard, as a
-server without batching has it.
+Prompts are passages of Python's reference, as long as W1's, and so are the answers: random words
+would have the model repeat itself, which is soon guessed, above all where one answers at a time.
+
+`classes`: chat is P0 and batch P2 of Shoal's default classes. `fifo`: one class for all. `one`:
+that too, and one sequence at a time on each shard, as a server without batching has it.
 """
 
 from __future__ import annotations
@@ -30,53 +30,45 @@ from random import Random
 from typing import Any
 
 import yaml
+from tokenizers import Tokenizer
 
+from actors.engine.calibration import sample_text
 from benchmarks.client import Endpoint, drive, drive_paced
 from benchmarks.metrics import MS, Timeline, percentile
 from benchmarks.peers import read_setting, shoal
 from benchmarks.records import machine
 from benchmarks.report import markdown_row
-from benchmarks.servers import HttpServer, ServerFailed
-from benchmarks.workloads import Prompt, Words, Workload, words_of
-from cluster.scheduling_config import DEFAULT_CLASSES
+from benchmarks.servers import ServerFailed
+from benchmarks.workloads import Prompt, Workload
 
-CHAT, BATCH = (128, 16), (128, 32)
-"""Tokens of prompt and output."""
+PROMPT_LENGTHS, OUTPUT = range(32, 257), 64
+"""Tokens of both kinds, W1's."""
 
-CHATS_PER_S = 0.5
+CHATS_PER_S = 1.0
 FLOOD = 3.0
 """Batch requests come so many times as fast as they could be served alone."""
 
-PROBES = 24
+PROBES = 48
 """Batch requests that the capacity is measured by."""
 
-PATIENCE_S = 8.0
-"""Chats are waited for so long after the last could come."""
+LIMIT_S = 1200.0
+"""What is not answered so long after the start is given up."""
 
-BATCH_FILL = 0.5
-"""Share of the places that batch may have: chat wants half of these few for itself."""
-
-CLASSES = {
-    "classes": [
-        sla.model_copy(update={"fill": BATCH_FILL if sla.name == "P2" else sla.fill}).model_dump()
-        for sla in DEFAULT_CLASSES
-    ]
-}
 ONE_CLASS = {
     "classes": [{"name": "all", "tiers": ["priority", "flex"], "queue_timeout_s": 3600}],
     "default_class": "all",
     "short_first_s": 0,
 }
-BATCHING = {"max_num_seqs": 8, "max_batch_tokens": 512}
-WINDOW = {"prefill_window_tokens": 256}
 
 SYSTEMS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
-    "classes": (BATCHING, {"placement": WINDOW, **CLASSES}),
-    "fifo": (BATCHING, {"placement": WINDOW, **ONE_CLASS}),
-    "one": ({**BATCHING, "max_num_seqs": 1}, {"placement": WINDOW, **ONE_CLASS}),
+    "classes": ({}, {}),
+    "fifo": ({}, ONE_CLASS),
+    "one": ({"max_num_seqs": 1}, ONE_CLASS),
 }
-"""Fields of `batching` and of `scheduling`. Sizes for a CPU, where a step of 1,024 tokens would
-take a second: they bound what a newcomer finds in front of it."""
+"""Fields of `batching` and of `scheduling` in place of the config's."""
+
+MAX_QUEUED = 100_000
+"""Nobody is refused: all systems do the same work."""
 
 
 @dataclass(frozen=True)
@@ -153,18 +145,17 @@ def _run(system: str, flood: float | None, options: argparse.Namespace) -> Mixed
         config.write_text(yaml.safe_dump(_config(options.config, *SYSTEMS[system])))
         setting = read_setting(config, None)
         with shoal(setting) as server:
-            assert isinstance(server, HttpServer)
-            load = Load(server.endpoint, words_of(setting.model), options.seconds)
+            load = Load(server.endpoint, _text(setting.model), options.seconds)
             return asyncio.run(_measure(system, load, flood))
 
 
 def _config(path: Path, batching: Mapping[str, Any], scheduling: Mapping[str, Any]) -> Any:
-    """That of `path` with two shards, and these fields; nothing is compiled meanwhile."""
+    """That of `path` with two shards, and these fields."""
     config = yaml.safe_load(path.read_text())
     [application] = config["applications"]
     [model] = application["args"]["models"]
-    model |= {"shards": 2, "batching": dict(batching), "compile": "off"}
-    application["args"]["scheduling"] = dict(scheduling)
+    model |= {"shards": 2, "batching": model["batching"] | dict(batching)}
+    application["args"]["scheduling"] = {"max_queued": MAX_QUEUED, **scheduling}
     settings = {"shards": {model["name"]: 2}}
     application["deployments"] = [{"name": "Fleet", "user_config": settings}]
     return config
@@ -173,53 +164,56 @@ def _config(path: Path, batching: Mapping[str, Any], scheduling: Mapping[str, An
 class Load:
     """Requests of both kinds for one server; the same at each use of the same seed."""
 
-    def __init__(self, endpoint: Endpoint, words: Words, seconds: float) -> None:
-        self.seconds = seconds
+    def __init__(self, endpoint: Endpoint, text: Sequence[int], seconds: float) -> None:
+        self._seconds = seconds
         self._endpoint = endpoint
-        self._words = words
+        self._text = text
 
     async def alone(self, seed: str, count: int) -> float:
         """Batch requests a second when so many come at once."""
-        prompts = tuple(self._prompt(Random(f"{seed} {n}"), BATCH) for n in range(count))
+        prompts = tuple(self._prompt(Random(f"{seed} {n}")) for n in range(count))
         endpoint = self._endpoint_of("flex")
         _, wall_s = await drive(endpoint, Workload("batch", 0, count, prompts))
         return count / wall_s
 
-    async def chat(self, seed: str, patience_s: float = 0.0) -> list[Timeline]:
-        """Those that come in `seconds`; they are given up after these and `patience_s`."""
-        prompts = self._arrivals(f"chat {seed}", CHATS_PER_S, CHAT)
-        return await drive_paced(self._endpoint_of("priority"), prompts, self.seconds + patience_s)
+    async def chat(self, seed: str) -> list[Timeline]:
+        """Those that come in the seconds of the load."""
+        prompts = self._arrivals(f"chat {seed}", CHATS_PER_S)
+        return await drive_paced(self._endpoint_of("priority"), prompts, LIMIT_S)
 
     async def flood(self, seed: str, per_s: float) -> list[Timeline]:
-        """Those that come in `seconds`; then they are given up."""
-        prompts = self._arrivals(f"batch {seed}", per_s, BATCH)
-        return await drive_paced(self._endpoint_of("flex"), prompts, self.seconds)
+        """Those that come in the seconds of the load."""
+        prompts = self._arrivals(f"batch {seed}", per_s)
+        return await drive_paced(self._endpoint_of("flex"), prompts, LIMIT_S)
 
     def _endpoint_of(self, tier: str) -> Endpoint:
         return replace(self._endpoint, extra={**self._endpoint.extra, "service_tier": tier})
 
-    def _arrivals(
-        self, seed: str, per_s: float, size: tuple[int, int]
-    ) -> list[tuple[float, Prompt]]:
+    def _arrivals(self, seed: str, per_s: float) -> list[tuple[float, Prompt]]:
         """Those of one pace come at the same moments, whatever the seed: some meet by chance."""
         moments, rng, at_s, arrivals = Random(per_s), Random(seed), 0.0, []
-        while (at_s := at_s + moments.expovariate(per_s)) < self.seconds:
-            arrivals.append((at_s, self._prompt(rng, size)))
+        while (at_s := at_s + moments.expovariate(per_s)) < self._seconds:
+            arrivals.append((at_s, self._prompt(rng)))
         return arrivals
 
-    def _prompt(self, rng: Random, size: tuple[int, int]) -> Prompt:
-        tokens, output = size
-        return Prompt(tuple(rng.choices(self._words.tokens, k=tokens)), "", output)
+    def _prompt(self, rng: Random) -> Prompt:
+        length = rng.choice(PROMPT_LENGTHS)
+        start = rng.randrange(len(self._text) - length)
+        return Prompt(tuple(self._text[start : start + length]), "", OUTPUT)
+
+
+def _text(folder: Path) -> Sequence[int]:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ids: list[int] = tokenizer.encode(sample_text(), add_special_tokens=False).ids
+    return ids
 
 
 async def _measure(system: str, load: Load, flood: float | None) -> Mixed:
     await load.alone("warm up", 8)
     flood = flood or FLOOD * await load.alone("capacity", PROBES)
-    idle = await load.chat("idle", patience_s=PATIENCE_S)
+    idle = await load.chat("idle")
     began = time.perf_counter()
-    chat, batch = await asyncio.gather(
-        load.chat("mixed", patience_s=PATIENCE_S), load.flood("mixed", flood)
-    )
+    chat, batch = await asyncio.gather(load.chat("mixed"), load.flood("mixed", flood))
     ended = time.perf_counter()
     done = [one for one in batch if one.error is None]
     chats = [one for one in chat if one.error is None]
@@ -235,9 +229,9 @@ async def _measure(system: str, load: Load, flood: float | None) -> Mixed:
         chats=len(chat),
         chats_done=len(chats),
         batch_offered_s=flood,
-        batch_done_s=len(done) / load.seconds,
-        all_done_s=(len(done) + len(chats)) / load.seconds,
-        all_p99=percentile([*waits, *_ttft(batch, began + load.seconds)], 99),
+        batch_done_s=len(done) / (ended - began),
+        all_done_s=(len(done) + len(chats)) / (ended - began),
+        all_p99=percentile([*waits, *_ttft(batch, ended)], 99),
     )
 
 
@@ -249,7 +243,7 @@ def _ttft(timelines: Sequence[Timeline], ended: float) -> list[float]:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks.mixed", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--seconds", type=float, default=40.0, help="of each of the two loads")
+    parser.add_argument("--seconds", type=float, default=24.0, help="of each of the two loads")
     parser.add_argument("--systems", default=",".join(SYSTEMS), help="which, by commas")
     parser.add_argument("--flood", type=float, help="batch requests a second; else as measured")
     parser.add_argument("--config", type=Path, default=Path("ray-config.yaml"), help="of the model")

@@ -10,15 +10,16 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from actors.models import default_cache, ensure_model
 from benchmarks.client import Endpoint
 from benchmarks.gguf_files import gguf_of
-from benchmarks.servers import ROOT, Launch, Subject, piped, serving
+from benchmarks.programs import await_programs
+from benchmarks.servers import ROOT, HttpServer, Launch, Subject, piped, serving
 from scripts.keys import ensure_secret
 from scripts.ports import free_port
 from scripts.serve_config import ServeConfig, read_serve_config
@@ -60,19 +61,23 @@ Start = Callable[[Setting], AbstractContextManager[Subject]]
 """Finds what is needed, or raises PeerAbsent; entering what it returns starts the server."""
 
 
-def shoal(setting: Setting) -> AbstractContextManager[Subject]:
-    """Shoal as `make serve` starts it."""
+@contextmanager
+def shoal(setting: Setting) -> Iterator[HttpServer]:
+    """Shoal as `make serve` starts it, once the model is compiled, if it is to be."""
     port = free_port()
     command = (sys.executable, "-m", "scripts.serve", "--config", str(setting.config_path))
-    return serving(
-        Launch(
-            command=(*command, "--port", str(port)),
-            endpoint=endpoint_of(setting, port),
-            ready="/ready",
-            environment={"PYTHONPATH": str(ROOT)},
-            engine_title="ray::KVShard",
-        )
+    launch = Launch(
+        command=(*command, "--port", str(port)),
+        endpoint=endpoint_of(setting, port),
+        ready="/ready",
+        environment={"PYTHONPATH": str(ROOT)},
+        engine_title="ray::KVShard",
     )
+    model = setting.config.shoal.models[0]
+    with serving(launch) as server:
+        if model.compile == "auto" and not model.deterministic:
+            await_programs(server.endpoint)
+        yield server
 
 
 def endpoint_of(setting: Setting, port: int) -> Endpoint:
