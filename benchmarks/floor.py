@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from benchmarks.instructions import own_products
+
 STREAM_BYTES, GPU_STREAM_BYTES = 2**30, 2**32
 """Well beyond any cache, and on a GPU enough to make a launch nothing beside it."""
 
@@ -53,10 +55,15 @@ class Needs:
         return read / limits.bytes_s, flop / limits.flop_s
 
 
-def measure_limits(dtype: torch.dtype, device: torch.device = CPU) -> Limits:
-    """Takes about two seconds and 1 GiB, on a GPU 8."""
+def measure_limits(
+    dtype: torch.dtype, device: torch.device = CPU, integers: bool = False
+) -> Limits:
+    """Takes about two seconds and 1 GiB, on a GPU 8. `integers`: of eight bits are multiplied."""
     products = GPU_PRODUCTS if device.type == "cuda" else PRODUCTS
-    return Limits(_streaming(device), max(_products(dtype, device, *shape) for shape in products))
+    rates = [_products(dtype, device, *shape) for shape in products]
+    if device.type == "cpu" and dtype == torch.bfloat16:
+        rates.append(own_products(integers))
+    return Limits(_streaming(device), max(rates))
 
 
 def needs_of(model: PreTrainedModel, kv_bytes: int) -> Needs:
