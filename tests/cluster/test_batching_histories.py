@@ -42,6 +42,7 @@ arrivals: st.SearchStrategy[Arrival] = st.fixed_dictionaries(
         "prompt_logprobs": st.sampled_from([None, 0]),
         "salt": st.sampled_from([b"a", b"a", b"b"]),
         "rank": st.sampled_from([0, 0, 1, 2]),
+        "ttft_s": st.sampled_from([None, 0.8]),
     }
 )
 
