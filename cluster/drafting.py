@@ -20,7 +20,6 @@ that this step computes (`coming`), until its end.
 
 from __future__ import annotations
 
-import math
 from itertools import chain
 
 from cluster.batching_config import BatchingConfig
@@ -30,7 +29,7 @@ from cluster.drafts import Draft
 from cluster.lookup import Lookup, may_guess
 from cluster.promises import Bounds, Promises
 from cluster.roster import Roster
-from cluster.sequences import LAST, Place, State, Tracked
+from cluster.sequences import FIRST, LAST, Place, State, Tracked
 from cluster.watermark import Watermark
 
 DECODES_A_GUESS = 4
@@ -80,16 +79,18 @@ class Drafter:
         self._promises.passed(1 if draft.chunks else 0)
         return draft
 
-    def _due(self) -> tuple[float, float]:
-        """The highest class to which a first token is due that could be computed, and the lowest
-        one here that is promised nothing."""
+    def _due(self) -> tuple[Place, Place]:
+        """The first in line to whom a first token is due that could be computed, and the last here
+        who is promised nothing."""
         roster = self._roster
-        firsts = [one.family for one in roster.running if one.behind > 1]
+        firsts = [one for one in roster.running if one.behind > 1]
         if roster.has_place():
-            firsts += [one.family for one in roster.waiting]
-        due = min([each.rank for each in firsts if each.ttft_s is not None], default=math.inf)
-        present = [one.family for one in chain(roster.running, roster.waiting)]
-        return due, max([each.rank for each in present if not each.is_promised], default=-1)
+            firsts += roster.waiting
+        present = chain(roster.running, roster.waiting)
+        return (
+            min([one.order for one in firsts if one.family.ttft_s is not None], default=LAST),
+            max([one.order for one in present if not one.family.is_promised], default=FIRST),
+        )
 
     def _fill(self, bounds: Bounds) -> Draft:
         coming = Coming(self._tables.block_size, self._worth)

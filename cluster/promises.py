@@ -7,29 +7,30 @@ prompts of those go that promise none. For each of the two there is an allowance
 clock (`pacing`), and prompts keep within both.
 
 Who has come waits for a first token, and each row beside it makes the step longer: in every other
-step until then lower classes that are promised nothing stand aside, prompts and streams. A step
-fewer costs them little, as what they would have added to it they add to the next.
+step until then those behind it in line that are promised nothing stand aside, prompts and streams.
+A step fewer costs them little, as what they would have added to it they add to the next. Who was
+overtaken as often as the line allows is before it, and stands aside for nobody.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from cluster.expected import Expected
 from cluster.pacing import SHORTEST, Allowance, Pace, StreamPace
+from cluster.sequences import FIRST, LAST, Place
 
 
 @dataclass(slots=True)
 class Bounds:
     """What one step may hold of prompts, for the sake of its `streams` and of `comers`.
 
-    Classes below the rank `hurried` that are promised nothing have no part in it.
+    Who is promised nothing and behind the place `hurried` has no part in it.
     """
 
     streams: Allowance
     comers: Allowance
-    hurried: float = math.inf
+    hurried: Place = LAST
 
     def allow(self, rank: int, wanted: int) -> int:
         """How many of `wanted` tokens a prompt of this class may have."""
@@ -48,11 +49,11 @@ class Bounds:
     @property
     def hurries(self) -> bool:
         """Whether somebody stands aside."""
-        return self.hurried < math.inf
+        return self.hurried < LAST
 
-    def leave_out(self, rank: int, promised: bool) -> bool:
-        """Whether one of the class, that is `promised` anything or not, has no part in the step."""
-        return rank > self.hurried and not promised
+    def leave_out(self, place: Place, promised: bool) -> bool:
+        """Whether who is at this place, `promised` anything or not, has no part in the step."""
+        return place > self.hurried and not promised
 
 
 class Promises:
@@ -73,13 +74,13 @@ class Promises:
         """So many steps were taken."""
         self._expected.passed(steps)
 
-    def bounds(self, due: float = math.inf, lowest: float = -1) -> Bounds:
+    def bounds(self, due: Place = LAST, last: Place = FIRST) -> Bounds:
         """Of the next step, for who may come; its streams are yet to be named.
 
-        A first token is `due` to that class at the highest, and `lowest` is the lowest class here
-        that is promised nothing: in no two steps after each other it stands aside.
+        `due` is the place of the first to whom a first token is due, and `last` that of the last
+        who is promised nothing: in no two steps after each other anybody stands aside.
         """
-        self._hurried = not self._hurried and lowest > due
+        self._hurried = not self._hurried and last > due
         bounds = Bounds(self._streams.allowance(), self._comers.allowance())
         if promised := self._expected.promised():
             rank, ttft_s = promised

@@ -8,7 +8,6 @@ it to the Batcher, step for step.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right, insort
 from itertools import chain
 
@@ -20,7 +19,7 @@ from cluster.errors import LedgerBroken
 from cluster.pacing import WORTHWHILE
 from cluster.promises import Bounds, Promises
 from cluster.reports import NO_PREFILLING, HeldRequest, Prefilling, ShardCapacity
-from cluster.sequences import LAST, Place, place_of
+from cluster.sequences import FIRST, LAST, Place, place_of
 from cluster.simulate.costs import Device
 from cluster.simulate.pages import SequencePages
 from cluster.simulate.runs import Draft, Outcome, Run, Sequence
@@ -83,22 +82,24 @@ class SimulatedEngine:
 
     def begin(self, now: float) -> Run | None:
         """Plan the next steps up to the first that differs; None where there is no work."""
-        due, lowest = self._due()
-        draft = self._fill(self._promises.bounds(due, lowest))
+        due, last = self._due()
+        draft = self._fill(self._promises.bounds(due, last))
         if draft.bounds.hurries and not (draft.decodes or draft.chunks):
             draft = self._fill(self._promises.bounds())
-        draft.alike &= lowest <= due
+        draft.alike &= last <= due
         self.run = self._priced(draft, now) if draft.decodes or draft.chunks else None
         return self.run
 
-    def _due(self) -> tuple[float, float]:
+    def _due(self) -> tuple[Place, Place]:
         """As the Drafter finds it."""
         firsts = [one for one in self._running if one.behind > 1]
         if len(self._running) < self._places:
             firsts += self._waiting
-        due = min([one.rank for one in firsts if one.ttft_s is not None], default=math.inf)
         present = chain(self._running, self._waiting)
-        return due, max([one.rank for one in present if not one.is_promised], default=-1)
+        return (
+            min([one.order for one in firsts if one.ttft_s is not None], default=LAST),
+            max([one.order for one in present if not one.is_promised], default=FIRST),
+        )
 
     def _fill(self, bounds: Bounds) -> Draft:
         draft = Draft(self._budget, bounds, Coming(self.pool.block_size, self._worth))

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.pacing import LEAST
+from cluster.sequences import OVERTAKERS
 from tests.cluster.paged_memory import assignment
 from tests.cluster.slow_shard import chat, prompt_of, slow_step
 from tests.cluster.toy_shard import MakeShard, ToyShard
@@ -65,6 +66,32 @@ def test_nobody_stands_aside_for_who_cannot_start(
     shard.step()
     chat(shard, tokens=60)
     assert slow_step(shard, took_s=0.01) == {"batch0": 1, "batch1": 1}
+
+
+@pytest.mark.parametrize(
+    ("pages", "seqs", "prompt", "chat_prompt", "chat_output"),
+    [(400, 1, 8, 8, 3), (400, 2, 8, 8, 3), (20, 8, 60, 8, 8), (40, 8, 100, 20, 6)],
+)
+def test_where_places_or_pages_are_short_nobody_is_overtaken_without_bound(
+    make_shard: MakeShard, pages: int, seqs: int, prompt: int, chat_prompt: int, chat_output: int
+) -> None:
+    """Some chats always wait, and one who is promised nothing; each class has its overtakers."""
+    shard = make_shard(pages=pages, seqs=seqs, budget=64, context=4 * pages)
+    chats = 0
+
+    def keep_chats_waiting() -> None:
+        nonlocal chats
+        while shard.batcher.stats().waiting < 4:
+            tokens = prompt_of(chat_prompt, 1000 * chats + 1)
+            shard.batcher.admit(assignment(f"chat{chats}", tokens, chat_output, ttft_s=1.6))
+            chats += 1
+
+    keep_chats_waiting()
+    shard.batcher.admit(assignment("batch", prompt_of(prompt, 7), max_tokens=3, rank=2))
+    while not shard.output("batch")[0]:
+        keep_chats_waiting()
+        shard.step()
+        assert chats < 2 * OVERTAKERS + 32
 
 
 @settings(max_examples=50)
