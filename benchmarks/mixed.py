@@ -237,7 +237,7 @@ async def _measure(system: str, load: Load, flood: float | None) -> Mixed:
 
 def _ttft(timelines: Sequence[Timeline], ended: float) -> list[float]:
     """Milliseconds until the first token, or until the end where none came."""
-    return [MS * (ended - one.sent if one.error else one.ttft) for one in timelines if one.sent]
+    return [MS * (ended - one.sent if one.error else one.ttft) for one in timelines]
 
 
 def _options() -> argparse.Namespace:

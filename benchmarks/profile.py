@@ -81,7 +81,6 @@ class Bench:
         self._steps = steps
         self._rng = random.Random(0)
         self._count = 0
-        time.sleep(REST_S)
 
     @property
     def compiled(self) -> bool:
@@ -185,6 +184,7 @@ def main() -> None:
     if options.layers:
         model = model.model_copy(update={"compile": "off"})
     bench = Bench(ensure_model(model.source), model, options.steps)
+    time.sleep(REST_S)
     limits = measure_limits(bench.dtype, integers=bench.precision == "int8")
     cases = [bench.decode(batch, options.context) for batch in options.batches]
     cases.append(bench.prefill(options.prefill))

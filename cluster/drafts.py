@@ -83,7 +83,7 @@ class Draft:
 
     def leaves_out(self, tracked: Tracked) -> bool:
         """Whether it has no part in the step."""
-        return self.bounds.leave_out(tracked.order, tracked.family.is_promised)
+        return self.bounds.leaves_out(tracked.order, tracked.family.is_promised)
 
     def room_for(self, tracked: Tracked) -> int:
         """Tokens that it may have."""

@@ -51,7 +51,7 @@ class Bounds:
         """Whether somebody stands aside."""
         return self.hurried < LAST
 
-    def leave_out(self, place: Place, promised: bool) -> bool:
+    def leaves_out(self, place: Place, promised: bool) -> bool:
         """Whether who is at this place, `promised` anything or not, has no part in the step."""
         return place > self.hurried and not promised
 

@@ -84,7 +84,7 @@ class Draft:
 
     def leaves_out(self, one: Sequence) -> bool:
         """Whether it has no part in the step."""
-        return self.bounds.leave_out(one.order, one.is_promised)
+        return self.bounds.leaves_out(one.order, one.is_promised)
 
     def room_for(self, one: Sequence) -> int:
         """Tokens that it may have."""
