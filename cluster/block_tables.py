@@ -29,6 +29,11 @@ class BlockTables:
         """Pages in use."""
         return self._pool.used
 
+    @property
+    def available(self) -> int:
+        """Pages that could be put to use."""
+        return self._pool.available
+
     def open(self, tracked: Tracked, reserve: int) -> bool:
         """Start the table, if all known tokens and `reserve` pages fit; due is now the prefix that
         is cached, on the device or in host memory."""
@@ -67,7 +72,11 @@ class BlockTables:
                 return True
             self._asked.add(waiting)
             self._pool.fetch(usable)
-        return self._pool.awaits(usable)
+        return self.awaits(waiting)
+
+    def awaits(self, waiting: Tracked) -> bool:
+        """Whether pages that only files have were asked for, and have not come yet."""
+        return self._pool.awaits(self._usable(waiting))
 
     def needs(self, tracked: Tracked) -> int:
         """Pages that opening it would put to use."""

@@ -20,16 +20,17 @@ that this step computes (`coming`), until its end.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import chain
 
 from cluster.batching_config import BatchingConfig
 from cluster.block_tables import BlockTables
 from cluster.coming import Coming
-from cluster.drafts import Draft
+from cluster.drafts import Draft, stands_aside
 from cluster.lookup import Lookup, may_guess
-from cluster.promises import Bounds, Promises
+from cluster.promises import NO_HURRY, Bounds, Hurry, Promises
 from cluster.roster import Roster
-from cluster.sequences import FIRST, LAST, Place, State, Tracked
+from cluster.sequences import LAST, Place, State, Tracked
 from cluster.watermark import Watermark
 
 DECODES_A_GUESS = 4
@@ -73,24 +74,36 @@ class Drafter:
     def draft(self) -> Draft:
         """The next step; where there is a sequence, one moves on, or all wait for files."""
         self._pause_for_the_mark()
-        draft = self._fill(self._promises.bounds(*self._due()))
+        draft = self._fill(self._promises.bounds(self._hurry()))
         if draft.bounds.hurries and not draft.chunks:  # who is hurried for lacks pages to start
             draft = self._fill(self._promises.bounds())
         self._promises.passed(1 if draft.chunks else 0)
         return draft
 
-    def _due(self) -> tuple[Place, Place]:
-        """The first in line to whom a first token is due that could be computed, and the last here
-        who is promised nothing."""
+    def _hurry(self) -> Hurry:
+        """The first in line to whom a first token is due that could be computed, if anybody would
+        stand aside for him."""
         roster = self._roster
-        firsts = [one for one in roster.running if one.behind > 1]
-        if roster.has_place():
-            firsts += roster.waiting
+        due = (one for one in roster.running if one.behind > 1 and one.family.ttft_s is not None)
+        first = min(chain(due, self._next_promised()), key=lambda one: one.order, default=None)
+        if first is None:
+            return NO_HURRY
+        hurry = Hurry(first.family.rank, first.order)
         present = chain(roster.running, roster.waiting)
-        return (
-            min([one.order for one in firsts if one.family.ttft_s is not None], default=LAST),
-            max([one.order for one in present if not one.family.is_promised], default=FIRST),
-        )
+        return hurry if any(stands_aside(one, hurry) for one in present) else NO_HURRY
+
+    def _next_promised(self) -> Iterator[Tracked]:
+        """The first that waits, is promised a first token and could start, unless one before it
+        lacks room."""
+        for one in self._roster.waiting:
+            if one.family.ttft_s is not None and not self._must_wait(one):
+                if self._roster.could_start(one, self._reserve):
+                    yield one
+                return
+
+    def _must_wait(self, waiting: Tracked) -> bool:
+        """Whether it could not start, whatever room there is."""
+        return self._awaits_verdict(waiting) or self._tables.awaits(waiting)
 
     def _fill(self, bounds: Bounds) -> Draft:
         coming = Coming(self._tables.block_size, self._worth)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from cluster.coming import Coming
 from cluster.host_tier import Moves
-from cluster.promises import Bounds
-from cluster.sequences import Tracked
+from cluster.promises import Bounds, Hurry
+from cluster.sequences import State, Tracked
 from cluster.steps import Chunk, PageCopy, StepPlan
 
 
@@ -50,6 +50,12 @@ class Gate:
         self.barred = 0
 
 
+def stands_aside(tracked: Tracked, hurry: Hurry) -> bool:
+    """Whether it does so for that one."""
+    runs, family = tracked.state is State.RUNNING, tracked.family
+    return hurry.passes(family.rank, tracked.order, runs) and not family.is_promised
+
+
 @dataclass(slots=True)
 class Draft:
     """A step plan in the making; `budget` is how many tokens it may still hold, and prompts of
@@ -83,7 +89,7 @@ class Draft:
 
     def leaves_out(self, tracked: Tracked) -> bool:
         """Whether it has no part in the step."""
-        return self.bounds.leaves_out(tracked.order, tracked.family.is_promised)
+        return stands_aside(tracked, self.bounds.hurry)
 
     def room_for(self, tracked: Tracked) -> int:
         """Tokens that it may have."""

@@ -7,30 +7,47 @@ prompts of those go that promise none. For each of the two there is an allowance
 clock (`pacing`), and prompts keep within both.
 
 Who has come waits for a first token, and each row beside it makes the step longer: in every other
-step until then those behind it in line that are promised nothing stand aside, prompts and streams.
-A step fewer costs them little, as what they would have added to it they add to the next. Who was
-overtaken as often as the line allows is before it, and stands aside for nobody.
+step until then those that are promised nothing stand aside, of lower classes who runs, and of who
+waits those behind it in line. A step fewer costs who runs little, as what he would have added to it
+he adds to the next, and he is in every second one. Who waits might be overtaken without end: once
+he was as often as the line allows, he is before whoever comes, and stands aside for nobody.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from cluster.expected import Expected
 from cluster.pacing import SHORTEST, Allowance, Pace, StreamPace
-from cluster.sequences import FIRST, LAST, Place
+from cluster.sequences import LAST, Place
+
+
+@dataclass(frozen=True, slots=True)
+class Hurry:
+    """For whom others stand aside: the first in line to whom a first token is due."""
+
+    rank: float = math.inf
+    place: Place = LAST
+
+    def passes(self, rank: int, place: Place, runs: bool) -> bool:
+        """Whether one of this class, at this place and promised nothing, stands aside for it."""
+        return rank > self.rank if runs else place > self.place
+
+
+NO_HURRY = Hurry()
 
 
 @dataclass(slots=True)
 class Bounds:
     """What one step may hold of prompts, for the sake of its `streams` and of `comers`.
 
-    Who is promised nothing and behind the place `hurried` has no part in it.
+    Who stands aside for `hurry` has no part in it.
     """
 
     streams: Allowance
     comers: Allowance
-    hurried: Place = LAST
+    hurry: Hurry = NO_HURRY
 
     def allow(self, rank: int, wanted: int) -> int:
         """How many of `wanted` tokens a prompt of this class may have."""
@@ -49,11 +66,7 @@ class Bounds:
     @property
     def hurries(self) -> bool:
         """Whether somebody stands aside."""
-        return self.hurried < LAST
-
-    def leaves_out(self, place: Place, promised: bool) -> bool:
-        """Whether who is at this place, `promised` anything or not, has no part in the step."""
-        return place > self.hurried and not promised
+        return self.hurry is not NO_HURRY
 
 
 class Promises:
@@ -74,19 +87,18 @@ class Promises:
         """So many steps were taken."""
         self._expected.passed(steps)
 
-    def bounds(self, due: Place = LAST, last: Place = FIRST) -> Bounds:
+    def bounds(self, hurry: Hurry = NO_HURRY) -> Bounds:
         """Of the next step, for who may come; its streams are yet to be named.
 
-        `due` is the place of the first to whom a first token is due, and `last` that of the last
-        who is promised nothing: in no two steps after each other anybody stands aside.
+        For `hurry` somebody would stand aside; in no two steps after each other anybody does.
         """
-        self._hurried = not self._hurried and last > due
+        self._hurried = not self._hurried and hurry is not NO_HURRY
         bounds = Bounds(self._streams.allowance(), self._comers.allowance())
         if promised := self._expected.promised():
             rank, ttft_s = promised
             bounds.comers.guard(rank, self._ttft_share * ttft_s)
         if self._hurried:
-            bounds.hurried = due
+            bounds.hurry = hurry
         return bounds
 
     def learn(self, bounds: Bounds, took_s: float) -> None:

@@ -52,6 +52,11 @@ class Roster:
         self._run(waiting)
         return True
 
+    def could_start(self, waiting: Tracked, reserve: int) -> bool:
+        """Whether `start` would run it now."""
+        lacking = self._tables.needs(waiting) + (reserve if self.running else 0)
+        return self.has_place() and self._tables.available >= lacking
+
     def has_place(self, beside: int = 0) -> bool:
         """Whether one more can run, beside so many that will."""
         return len(self.running) + beside < self._places

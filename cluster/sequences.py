@@ -43,9 +43,6 @@ Place = tuple[float, int, int]
 LAST: Place = (math.inf, 0, 0)
 """Behind everybody."""
 
-FIRST: Place = (-math.inf, 0, 0)
-"""Before everybody."""
-
 OVERTAKERS = 64
 """Later arrivals of the next higher class that may go before a request, and no more: so a shard
 that always has some of them starves nobody. But who stands back for the pace of streams, behind a

@@ -9,6 +9,7 @@ it to the Batcher, step for step.
 from __future__ import annotations
 
 from bisect import bisect_right, insort
+from collections.abc import Iterator
 from itertools import chain
 
 from cluster.batching_config import BatchingConfig
@@ -17,9 +18,9 @@ from cluster.coming import Coming
 from cluster.drafts import Gate
 from cluster.errors import LedgerBroken
 from cluster.pacing import WORTHWHILE
-from cluster.promises import Bounds, Promises
+from cluster.promises import NO_HURRY, Bounds, Hurry, Promises
 from cluster.reports import NO_PREFILLING, HeldRequest, Prefilling, ShardCapacity
-from cluster.sequences import FIRST, LAST, Place, place_of
+from cluster.sequences import LAST, Place, place_of
 from cluster.simulate.costs import Device
 from cluster.simulate.pages import SequencePages
 from cluster.simulate.runs import Draft, Outcome, Run, Sequence
@@ -82,24 +83,31 @@ class SimulatedEngine:
 
     def begin(self, now: float) -> Run | None:
         """Plan the next steps up to the first that differs; None where there is no work."""
-        due, last = self._due()
-        draft = self._fill(self._promises.bounds(due, last))
+        hurry = self._hurry()
+        draft = self._fill(self._promises.bounds(hurry))
         if draft.bounds.hurries and not (draft.decodes or draft.chunks):
             draft = self._fill(self._promises.bounds())
-        draft.alike &= last <= due
+        draft.alike &= hurry is NO_HURRY
         self.run = self._priced(draft, now) if draft.decodes or draft.chunks else None
         return self.run
 
-    def _due(self) -> tuple[Place, Place]:
+    def _hurry(self) -> Hurry:
         """As the Drafter finds it."""
-        firsts = [one for one in self._running if one.behind > 1]
-        if len(self._running) < self._places:
-            firsts += self._waiting
+        due = (one for one in self._running if one.behind > 1 and one.ttft_s is not None)
+        first = min(chain(due, self._next_promised()), key=_order, default=None)
+        if first is None:
+            return NO_HURRY
+        hurry = Hurry(first.rank, first.order)
         present = chain(self._running, self._waiting)
-        return (
-            min([one.order for one in firsts if one.ttft_s is not None], default=LAST),
-            max([one.order for one in present if not one.is_promised], default=FIRST),
-        )
+        return hurry if any(one.stands_aside(hurry) for one in present) else NO_HURRY
+
+    def _next_promised(self) -> Iterator[Sequence]:
+        one = next((one for one in self._waiting if one.ttft_s is not None), None)
+        if one is None or len(self._running) >= self._places:
+            return
+        reserve = self._reserve if self._running else 0
+        if self.pool.available >= self._pages.needs(one) + reserve:
+            yield one
 
     def _fill(self, bounds: Bounds) -> Draft:
         draft = Draft(self._budget, bounds, Coming(self.pool.block_size, self._worth))

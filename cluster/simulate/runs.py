@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from cluster.coming import Coming
 from cluster.drafts import Gate
 from cluster.messages import PageHash
-from cluster.promises import Bounds
+from cluster.promises import Bounds, Hurry
 from cluster.sequences import Place
 from cluster.simulate.costs import StepCost
 from cluster.simulate.workload import Offered
@@ -49,6 +49,10 @@ class Sequence:
     def is_promised(self) -> bool:
         return self.ttft_s is not None or self.tpot_s is not None
 
+    def stands_aside(self, hurry: Hurry) -> bool:
+        """Whether it does so for that one."""
+        return hurry.passes(self.rank, self.order, self.running) and not self.is_promised
+
     def page(self, index: int) -> PageHash:
         """The hash of full page `index`; a page with output in it is like no other."""
         while index >= len(self.hashes):
@@ -84,7 +88,7 @@ class Draft:
 
     def leaves_out(self, one: Sequence) -> bool:
         """Whether it has no part in the step."""
-        return self.bounds.leaves_out(one.order, one.is_promised)
+        return one.stands_aside(self.bounds.hurry)
 
     def room_for(self, one: Sequence) -> int:
         """Tokens that it may have."""

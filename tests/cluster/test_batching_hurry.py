@@ -54,6 +54,20 @@ def test_who_is_promised_something_or_not_lower_stands_aside_for_nobody(
     assert slow_step(roomy, took_s=0.01).keys() >= {"batch", "prompt"}
 
 
+def test_a_stream_of_a_lower_class_stands_aside_however_many_were_before_it(
+    roomy: ToyShard,
+) -> None:
+    """While a prompt that was overtaken as often as the line allows stands aside for nobody."""
+    with_batch(roomy)
+    for number in range(3 * OVERTAKERS):
+        one = assignment(f"chat{number}", prompt_of(1, number), max_tokens=1, ttft_s=1.6)
+        roomy.batcher.admit(one)
+        roomy.batcher.cancel(f"chat{number}")
+    chat(roomy, tokens=28)
+    assert slow_step(roomy, took_s=0.01).keys() == {"chat", "prompt"}
+    assert slow_step(roomy, took_s=0.01).keys() == {"batch", "prompt"}
+
+
 @pytest.mark.parametrize(("pages", "seqs"), [(26, 3), (2000, 2)])
 def test_nobody_stands_aside_for_who_cannot_start(
     make_shard: MakeShard, pages: int, seqs: int
