@@ -28,6 +28,7 @@ from transformers import PreTrainedModel
 from actors.children import python_path
 from actors.engine.attention import SCHEMA
 from actors.engine.loader import precision_name
+from actors.engine.memory import drop_read
 from actors.engine.quantized import ROUNDING
 from actors.engine.runner import Forward
 
@@ -141,7 +142,9 @@ def load_program(path: Path) -> Forward:
     """The program in the folder `path`. Raises RuntimeError.
 
     The library in it is used where it lies: torch would unpack a package for each process anew, in
-    a folder that outlives a process that is killed.
+    a folder that outlives a process that is killed. Of the weights, which are part of it, torch has
+    made a copy by now.
     """
     loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1)
+    drop_read(path)
     return AOTICompiledModel(loader)

@@ -10,8 +10,10 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from threading import Lock, Thread
 from time import monotonic, sleep
 from typing import Any
@@ -42,6 +44,9 @@ TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = -1, -2, -3
 LARGEST_KEPT = 32 * 2**20
 """Bytes: the largest MMAP_THRESHOLD that the library takes."""
 
+MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ \S+ *(.*)")
+"""The first line of each in /proc/self/smaps: addresses, rights, and the file."""
+
 _libc: Any = ctypes.CDLL(None, use_errno=True)
 
 
@@ -67,6 +72,27 @@ def give_back() -> None:
     """What was freed so far goes back to the system."""
     if trim := getattr(_libc, "malloc_trim", None):
         trim(0)
+
+
+def drop_read(folder: Path) -> None:
+    """What was only read of files in `folder`, mapped here, is in this process's memory no more;
+    where it is looked at again, the system brings it back."""
+    for begin, size in _only_read(folder.resolve()):
+        _libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
+
+
+def _only_read(folder: Path) -> Iterator[tuple[int, int]]:
+    """Address and size of private mappings in which no page is a copy that differs from the file:
+    a program's loader makes some, and then takes the right to write away."""
+    smaps = Path("/proc/self/smaps")
+    found = None
+    for line in smaps.read_text().splitlines() if smaps.exists() else ():
+        if mapping := MAPPING.match(line):
+            begin, end = (int(mapping[part], 16) for part in (1, 2))
+            inside = mapping[3] == "r--p" and Path(mapping[4]).is_relative_to(folder)
+            found = (begin, end - begin) if inside else None
+        elif found and line.split() == ["Anonymous:", "0", "kB"]:
+            yield found
 
 
 class Backing:

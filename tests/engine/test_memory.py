@@ -1,4 +1,4 @@
-"""The pool of a shard is backed ahead of its steps, while none runs, and holds what it held."""
+"""A shard's pool is backed ahead of its steps, while none runs; what was only read is let go."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import ctypes
 import mmap
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -135,3 +138,54 @@ def test_small_pools_and_devices_are_left_alone(monkeypatch: pytest.MonkeyPatch)
             pass
         assert backing.backed == 0
         assert not backing._works
+
+
+def resident(address: int) -> int:
+    """KiB in memory of the mapping that begins there."""
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    next(line for line in lines if line.startswith(f"{address:x}-"))
+    return int(next(line for line in lines if line.startswith("Rss:")).split()[1])
+
+
+@contextmanager
+def mapped(file: Path, rights: int) -> Iterator[tuple[mmap.mmap, int]]:
+    """A private mapping of all of a file, and its address."""
+    with file.open("rb") as opened:
+        found = mmap.mmap(opened.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=rights)
+    view = np.frombuffer(found, np.uint8)
+    address = view.__array_interface__["data"][0]
+    del view
+    with found:
+        yield found, address
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    """One in the folder that is meant, and one beside it."""
+    inside, outside = tmp_path / "folder" / "inside", tmp_path / "outside"
+    inside.parent.mkdir()
+    for file in (inside, outside):
+        file.write_bytes(bytes(range(256)) * 4096)
+    return inside, outside
+
+
+def test_what_was_only_read_of_files_in_a_folder_is_dropped_and_comes_back(
+    files: tuple[Path, Path],
+) -> None:
+    with mapped(files[0], mmap.PROT_READ) as inside, mapped(files[1], mmap.PROT_READ) as outside:
+        contents = inside[0][:], outside[0][:]
+        assert resident(inside[1]) == resident(outside[1]) == 1024
+        memory.drop_read(files[0].parent)
+        assert (resident(inside[1]), resident(outside[1])) == (0, 1024)
+        assert (inside[0][:], outside[0][:]) == contents
+
+
+def test_what_differs_from_the_file_is_kept(files: tuple[Path, Path]) -> None:
+    """A mapping that may not be written any more, but was."""
+    with mapped(files[0], mmap.PROT_READ | mmap.PROT_WRITE) as (found, address):
+        found[5000] = 77
+        found[70_000] = 78
+        for rights in (mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE):
+            memory._libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(len(found)), rights)
+            memory.drop_read(files[0].parent)
+            assert (found[5000], found[70_000]) == (77, 78)
