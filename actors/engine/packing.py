@@ -124,20 +124,26 @@ def store_pairs(_context: Any, array: types.Array, at: types.Type, _a: Lanes, _b
 
 
 def _turning(
-    count: int, kind: ir.VectorType, turn: Callable[[Any, list[Any]], list[Any]], apart: int
+    count: int, kind: ir.VectorType, turn: Callable[[Any, list[Any]], list[Any]]
 ) -> Any:
     """From `count` rows of a `kind`, `stride` apart, to those that `turn` makes, `apart` apart."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         rows = _rows(context, builder, signature, args, count, kind)
-        _put(context, builder, signature, args, turn(builder, rows), apart)
+        _put(context, builder, signature, args, turn(builder, rows))
         return context.get_dummy_value()
 
     @emitted
     def turned(
-        _context: Any, source: types.Array, _at: Any, _stride: Any, target: types.Array, _to: Any
+        _context: Any,
+        source: types.Array,
+        _at: Any,
+        _stride: Any,
+        target: types.Array,
+        _to: Any,
+        _apart: Any,
     ) -> Any:
-        return types.void(source, types.intp, types.intp, target, types.intp), emit
+        return types.void(source, *[types.intp] * 2, target, *[types.intp] * 2), emit
 
     return turned
 
@@ -173,21 +179,19 @@ def _rows(
     return rows
 
 
-def _put(
-    context: Any, builder: Any, signature: Any, args: Any, rows: list[Any], apart: int
-) -> None:
-    *_, target, to = args
+def _put(context: Any, builder: Any, signature: Any, args: Any, rows: list[Any]) -> None:
+    *_, target, to, apart = args
     for i, row in enumerate(rows):
-        first = builder.add(to, LONG(apart * i))
+        first = builder.add(to, builder.mul(apart, LONG(i)))
         there = place(context, builder, signature.args[3], target, first, row.type)
         builder.store(row, there).align = HALF.width // 8
 
 
-turn_pairs = _turning(LANES, WORDS, transposed, PAIRS)
-"""16 rows of 16 pairs to as many one after the other, rows for columns."""
+turn_pairs = _turning(LANES, WORDS, transposed)
+"""16 rows of 16 pairs to as many, rows for columns."""
 
 turn_halves = _turning(
-    PAIRS, HALVES, lambda builder, rows: transposed(builder, _paired(builder, rows)), PAIRS
+    PAIRS, HALVES, lambda builder, rows: transposed(builder, _paired(builder, rows))
 )
 """32 rows of 16 bfloat16 to 16 rows of 32, rows for columns."""
 
@@ -195,6 +199,5 @@ turn_sums = _turning(
     LANES,
     FLOATS,
     lambda builder, rows: [rounded(builder, row) for row in transposed(builder, rows)],
-    LANES,
 )
 """16 rows of 16 float32 to as many of bfloat16, rows for columns."""
