@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core.cgutils import raw_memcpy
 
 from actors.engine.emit import (
     FLOATS,
@@ -154,6 +155,22 @@ def _paired(builder: Any, rows: list[Any]) -> list[Any]:
         builder.or_(low, builder.shl(high, same(16, WORDS)))
         for low, high in zip(words[::2], words[1::2], strict=True)
     ]
+
+
+@emitted
+def copy(
+    _context: Any, source: types.Array, _at: Any, count: Any, target: types.Array, _to: Any
+) -> Any:
+    """Copy `count` bfloat16 numbers of `source` from `at` on to `target` from `to` on."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        source, at, count, target, to = args
+        begin = place(context, builder, signature.args[0], source, at, HALF)
+        there = place(context, builder, signature.args[3], target, to, HALF)
+        raw_memcpy(builder, there, begin, count, HALF.width // 8)
+        return context.get_dummy_value()
+
+    return types.void(source, types.intp, types.intp, target, types.intp), emit
 
 
 @emitted

@@ -8,6 +8,7 @@ from actors.engine.jit import Array, helper
 from actors.engine.lanes import fill, larger, load, store
 from actors.engine.multipliers import multiply
 from actors.engine.packing import (
+    copy,
     count_from,
     exp2,
     store_pairs,
@@ -40,9 +41,7 @@ def copy_tile(
         copied = dim if token < count else 0
         if copied:
             slot = table[(first + token) // block_size] * block_size + (first + token) % block_size
-            at = slot * stride + begin
-            for d in range(dim):
-                target[row + d] = pages[at + d]
+            copy(pages, slot * stride + begin, dim, target, row)
         for d in range(copied, width):
             target[row + d] = 0
 
