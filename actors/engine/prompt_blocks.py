@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from actors.engine.jit import Array, helper
@@ -91,6 +93,14 @@ def hide(scores: Array, count: int, first: int, position: int, half: int, window
 
 
 @helper
+def _largest_of_four(scores: Array, at: int) -> Any:
+    """Of four tokens' scores: one after the other, each comparison would wait for the last."""
+    first = larger(load(scores, at), load(scores, at + BLOCK))
+    second = larger(load(scores, at + 2 * BLOCK), load(scores, at + 3 * BLOCK))
+    return larger(first, second)
+
+
+@helper
 def weigh(
     scores: Array, count: int, half: int, scale: np.float32, sums: Array, weights: Array
 ) -> None:
@@ -102,8 +112,8 @@ def weigh(
     by = fill(scale)
     before = load(sums, half * ROWS)
     most = before
-    for token in range(count):
-        most = larger(most, load(scores, token * BLOCK + half * ROWS))
+    for at in range(half * ROWS, count * BLOCK, 4 * BLOCK):
+        most = larger(most, _largest_of_four(scores, at))
     shrunk = exp2((before - most) * by)
     least = most * by
     added = fill(np.float32(0.0))
