@@ -15,7 +15,6 @@ from numba.core.cgutils import alloca_once, for_range
 
 from actors.engine.emit import (
     FLOATS,
-    LANES,
     LONG,
     WORD,
     WORDS,
@@ -27,10 +26,13 @@ from actors.engine.emit import (
     spread,
 )
 from actors.engine.jit import Array, helper
-from actors.engine.squares import BLOCK, HALF_BLOCK, SQUARE, TOKENS
+from actors.engine.squares import BLOCK, SQUARE, TOKENS
 
 AT_ONCE = 8
 """Rows whose sums are in registers."""
+
+PAIRS = TOKENS // 2
+"""Of numbers in a row, and of vectors in a half of a square."""
 
 
 def usable() -> bool:
@@ -80,32 +82,24 @@ def _multiply_rows(
     _column: Any,
     _count: Any,
 ) -> Any:
-    """`multiply` for `AT_ONCE` rows: a loop over squares, none in them."""
+    """`multiply` for `AT_ONCE` rows, whose sums stay in registers from the first to the last."""
 
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        sums, at, resumed, rows, row, stride, apart, columns, column, count = args
-
-        def there(number: int, array: Any, first: Any, further: int, kind: Any) -> Any:
-            begin = builder.add(first, LONG(further))
-            return place(context, builder, signature.args[number], array, begin, kind)
-
-        places = [there(0, sums, at, i * LANES, FLOATS) for i in range(2 * AT_ONCE)]
+    def emit(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        _, at, resumed, _, row, stride, apart, _, column, count = args
+        first = place(context, builder, sums, args[0], at, FLOATS)
+        places = [builder.gep(first, [LONG(i)]) for i in range(2 * AT_ONCE)]
         totals = [alloca_once(builder, FLOATS) for _ in places]  # LLVM makes registers of them
-        for variable, each in zip(totals, places, strict=True):
-            before = builder.select(resumed, loaded(builder, each, 4), same(0.0))
-            builder.store(before, variable)
+        for total, there in zip(totals, places, strict=True):
+            builder.store(builder.select(resumed, loaded(builder, there, 4), same(0.0)), total)
         with for_range(builder, count) as loop:
             begin = builder.add(row, builder.mul(loop.index, apart))
             firsts = [builder.add(begin, builder.mul(stride, LONG(i))) for i in range(AT_ONCE)]
-            here = builder.add(column, builder.mul(loop.index, LONG(SQUARE)))
-            for pair in range(0, TOKENS, 2):
-                words = [there(3, rows, first, pair, WORD) for first in firsts]
-                halves = [
-                    there(7, columns, here, half + pair * LANES, WORDS) for half in (0, HALF_BLOCK)
-                ]
-                _add_pair(builder, totals, words, halves)
-        for variable, each in zip(totals, places, strict=True):
-            builder.store(builder.load(variable), each).align = 4
+            words = [place(context, builder, rows, args[3], each, WORD) for each in firsts]
+            square = builder.add(column, builder.mul(loop.index, LONG(SQUARE)))
+            pairs = place(context, builder, columns, args[7], square, WORDS)
+            _add_square(builder, totals, words, pairs)
+        for total, there in zip(totals, places, strict=True):
+            builder.store(builder.load(total), there).align = 4
         return context.get_dummy_value()
 
     numbers = [types.intp] * 3
@@ -113,11 +107,13 @@ def _multiply_rows(
     return types.void(*given), emit
 
 
-def _add_pair(builder: Any, totals: list[Any], words: list[Any], halves: list[Any]) -> None:
-    """Add to `totals`, row by row, what a pair of every row and of the columns make."""
-    columns = [loaded(builder, half, 2) for half in halves]
-    for i, there in enumerate(words):
-        word = spread(builder, loaded(builder, there, 2))
-        for half, column in enumerate(columns):
-            total = totals[2 * i + half]
-            builder.store(multiplied_pairs(builder, builder.load(total), word, column), total)
+def _add_square(builder: Any, totals: list[Any], rows: list[Any], columns: Any) -> None:
+    """Add to `totals`, row by row, the products of every row and a square of `columns`."""
+    for pair in range(PAIRS):
+        halves = [
+            loaded(builder, builder.gep(columns, [LONG(pair + half)]), 2) for half in (0, PAIRS)
+        ]
+        for i, row in enumerate(rows):
+            word = spread(builder, loaded(builder, builder.gep(row, [LONG(pair)]), 2))
+            for total, half in zip(totals[2 * i :], halves, strict=False):
+                builder.store(multiplied_pairs(builder, builder.load(total), word, half), total)

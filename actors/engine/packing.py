@@ -124,9 +124,7 @@ def store_pairs(_context: Any, array: types.Array, at: types.Type, _a: Lanes, _b
     return types.void(array, types.intp, lanes_type, lanes_type), emit
 
 
-def _turning(
-    count: int, kind: ir.VectorType, turn: Callable[[Any, list[Any]], list[Any]]
-) -> Any:
+def _turning(count: int, kind: ir.VectorType, turn: Callable[[Any, list[Any]], list[Any]]) -> Any:
     """From `count` rows of a `kind`, `stride` apart, to those that `turn` makes, `apart` apart."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
