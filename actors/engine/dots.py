@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from numba import types
+from numba.core.cgutils import alloca_once, for_range
 
 from actors.engine.emit import (
     FLOATS,
-    LANES,
     LONG,
     WORD,
     WORDS,
@@ -22,14 +22,17 @@ from actors.engine.emit import (
     loaded,
     multiplied_pairs,
     place,
+    same,
     spread,
 )
 from actors.engine.jit import Array, helper
-from actors.engine.lanes import fill, store
-from actors.engine.squares import BLOCK, HALF_BLOCK, TOKENS
+from actors.engine.squares import BLOCK, SQUARE, TOKENS
 
 AT_ONCE = 8
 """Rows whose sums are in registers."""
+
+PAIRS = TOKENS // 2
+"""Of numbers in a row, and of vectors in a half of a square."""
 
 
 def usable() -> bool:
@@ -48,64 +51,69 @@ def end() -> None:
 
 
 @helper
-def clear(sums: Array, at: int) -> None:
-    for i in range(at, at + BLOCK * BLOCK, LANES):
-        store(sums, i, fill(0.0))
-
-
-@helper
-def resume(_sums: Array, _at: int) -> None:
-    """They are in memory all the time."""
-
-
-@helper
-def add(
-    sums: Array, at: int, rows: Array, row: int, stride: int, columns: Array, column: int
+def multiply(
+    sums: Array,
+    at: int,
+    resumed: bool,
+    rows: Array,
+    row: int,
+    stride: int,
+    apart: int,
+    columns: Array,
+    column: int,
+    count: int,
 ) -> None:
     for first in range(0, BLOCK, AT_ONCE):
-        _add_rows(sums, at + first * BLOCK, rows, row + first * stride, stride, columns, column)
-
-
-@helper
-def keep(_sums: Array, _at: int) -> None:
-    pass
+        to, begin = at + first * BLOCK, row + first * stride
+        _multiply_rows(sums, to, resumed, rows, begin, stride, apart, columns, column, count)
 
 
 @emitted
-def _add_rows(
+def _multiply_rows(
     _context: Any,
     sums: types.Array,
     _at: Any,
+    _resumed: Any,
     rows: types.Array,
     _row: Any,
     _stride: Any,
+    _apart: Any,
     columns: types.Array,
     _column: Any,
+    _count: Any,
 ) -> Any:
-    """`add` for `AT_ONCE` rows, without a loop."""
+    """`multiply` for `AT_ONCE` rows, whose sums stay in registers from the first to the last."""
 
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        sums, at, rows, row, stride, columns, column = args
-
-        def there(number: int, array: Any, first: Any, further: int, kind: Any) -> Any:
-            begin = builder.add(first, LONG(further))
-            return place(context, builder, signature.args[number], array, begin, kind)
-
-        places = [there(0, sums, at, i * LANES, FLOATS) for i in range(2 * AT_ONCE)]
-        firsts = [builder.add(row, builder.mul(stride, LONG(i))) for i in range(AT_ONCE)]
-        totals = [loaded(builder, each, 4) for each in places]
-        for pair in range(0, TOKENS, 2):
-            halves = [
-                loaded(builder, there(5, columns, column, half + pair * LANES, WORDS), 2)
-                for half in (0, HALF_BLOCK)
-            ]
-            for i, first in enumerate(firsts):
-                word = spread(builder, loaded(builder, there(2, rows, first, pair, WORD), 2))
-                for half in range(2):
-                    total = totals[2 * i + half]
-                    totals[2 * i + half] = multiplied_pairs(builder, total, word, halves[half])
-        for each, total in zip(places, totals, strict=True):
-            builder.store(total, each).align = 4
+    def emit(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        _, at, resumed, _, row, stride, apart, _, column, count = args
+        first = place(context, builder, sums, args[0], at, FLOATS)
+        places = [builder.gep(first, [LONG(i)]) for i in range(2 * AT_ONCE)]
+        totals = [alloca_once(builder, FLOATS) for _ in places]  # LLVM makes registers of them
+        for total, there in zip(totals, places, strict=True):
+            builder.store(builder.select(resumed, loaded(builder, there, 4), same(0.0)), total)
+        with for_range(builder, count) as loop:
+            begin = builder.add(row, builder.mul(loop.index, apart))
+            firsts = [builder.add(begin, builder.mul(stride, LONG(i))) for i in range(AT_ONCE)]
+            words = [place(context, builder, rows, args[3], each, WORD) for each in firsts]
+            square = builder.add(column, builder.mul(loop.index, LONG(SQUARE)))
+            pairs = place(context, builder, columns, args[7], square, WORDS)
+            _add_square(builder, totals, words, pairs)
+        for total, there in zip(totals, places, strict=True):
+            builder.store(builder.load(total), there).align = 4
         return context.get_dummy_value()
 
-    return types.void(sums, types.intp, rows, types.intp, types.intp, columns, types.intp), emit
+    numbers = [types.intp] * 3
+    given = [sums, types.intp, types.boolean, rows, *numbers, columns, types.intp, types.intp]
+    return types.void(*given), emit
+
+
+def _add_square(builder: Any, totals: list[Any], rows: list[Any], columns: Any) -> None:
+    """Add to `totals`, row by row, the products of every row and a square of `columns`."""
+    for pair in range(PAIRS):
+        halves = [
+            loaded(builder, builder.gep(columns, [LONG(pair + half)]), 2) for half in (0, PAIRS)
+        ]
+        for i, row in enumerate(rows):
+            word = spread(builder, loaded(builder, builder.gep(row, [LONG(pair)]), 2))
+            for total, half in zip(totals[2 * i :], halves, strict=False):
+                builder.store(multiplied_pairs(builder, builder.load(total), word, half), total)

@@ -6,8 +6,7 @@ from actors.engine import dots, tiles
 
 _chosen = tiles if tiles.usable() else dots
 
-begin, end = _chosen.begin, _chosen.end
-clear, resume, add, keep = _chosen.clear, _chosen.resume, _chosen.add, _chosen.keep
+begin, multiply, end = _chosen.begin, _chosen.multiply, _chosen.end
 
 
 def usable() -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core.cgutils import raw_memcpy
 
 from actors.engine.emit import (
     FLOATS,
@@ -123,21 +124,25 @@ def store_pairs(_context: Any, array: types.Array, at: types.Type, _a: Lanes, _b
     return types.void(array, types.intp, lanes_type, lanes_type), emit
 
 
-def _turning(
-    count: int, kind: ir.VectorType, turn: Callable[[Any, list[Any]], list[Any]], apart: int
-) -> Any:
+def _turning(count: int, kind: ir.VectorType, turn: Callable[[Any, list[Any]], list[Any]]) -> Any:
     """From `count` rows of a `kind`, `stride` apart, to those that `turn` makes, `apart` apart."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         rows = _rows(context, builder, signature, args, count, kind)
-        _put(context, builder, signature, args, turn(builder, rows), apart)
+        _put(context, builder, signature, args, turn(builder, rows))
         return context.get_dummy_value()
 
     @emitted
     def turned(
-        _context: Any, source: types.Array, _at: Any, _stride: Any, target: types.Array, _to: Any
+        _context: Any,
+        source: types.Array,
+        _at: Any,
+        _stride: Any,
+        target: types.Array,
+        _to: Any,
+        _apart: Any,
     ) -> Any:
-        return types.void(source, types.intp, types.intp, target, types.intp), emit
+        return types.void(source, *[types.intp] * 2, target, *[types.intp] * 2), emit
 
     return turned
 
@@ -148,6 +153,22 @@ def _paired(builder: Any, rows: list[Any]) -> list[Any]:
         builder.or_(low, builder.shl(high, same(16, WORDS)))
         for low, high in zip(words[::2], words[1::2], strict=True)
     ]
+
+
+@emitted
+def copy(
+    _context: Any, source: types.Array, _at: Any, count: Any, target: types.Array, _to: Any
+) -> Any:
+    """Copy `count` bfloat16 numbers of `source` from `at` on to `target` from `to` on."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        source, at, count, target, to = args
+        begin = place(context, builder, signature.args[0], source, at, HALF)
+        there = place(context, builder, signature.args[3], target, to, HALF)
+        raw_memcpy(builder, there, begin, count, HALF.width // 8)
+        return context.get_dummy_value()
+
+    return types.void(source, types.intp, types.intp, target, types.intp), emit
 
 
 @emitted
@@ -173,21 +194,19 @@ def _rows(
     return rows
 
 
-def _put(
-    context: Any, builder: Any, signature: Any, args: Any, rows: list[Any], apart: int
-) -> None:
-    *_, target, to = args
+def _put(context: Any, builder: Any, signature: Any, args: Any, rows: list[Any]) -> None:
+    *_, target, to, apart = args
     for i, row in enumerate(rows):
-        first = builder.add(to, LONG(apart * i))
+        first = builder.add(to, builder.mul(apart, LONG(i)))
         there = place(context, builder, signature.args[3], target, first, row.type)
         builder.store(row, there).align = HALF.width // 8
 
 
-turn_pairs = _turning(LANES, WORDS, transposed, PAIRS)
-"""16 rows of 16 pairs to as many one after the other, rows for columns."""
+turn_pairs = _turning(LANES, WORDS, transposed)
+"""16 rows of 16 pairs to as many, rows for columns."""
 
 turn_halves = _turning(
-    PAIRS, HALVES, lambda builder, rows: transposed(builder, _paired(builder, rows)), PAIRS
+    PAIRS, HALVES, lambda builder, rows: transposed(builder, _paired(builder, rows))
 )
 """32 rows of 16 bfloat16 to 16 rows of 32, rows for columns."""
 
@@ -195,6 +214,5 @@ turn_sums = _turning(
     LANES,
     FLOATS,
     lambda builder, rows: [rounded(builder, row) for row in transposed(builder, rows)],
-    LANES,
 )
 """16 rows of 16 float32 to as many of bfloat16, rows for columns."""

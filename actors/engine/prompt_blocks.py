@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from actors.engine.jit import Array, helper
 from actors.engine.lanes import fill, larger, load, store
-from actors.engine.multipliers import add, clear, keep, resume
+from actors.engine.multipliers import multiply
 from actors.engine.packing import (
+    copy,
     count_from,
     exp2,
     store_pairs,
@@ -40,9 +43,7 @@ def copy_tile(
         copied = dim if token < count else 0
         if copied:
             slot = table[(first + token) // block_size] * block_size + (first + token) % block_size
-            at = slot * stride + begin
-            for d in range(dim):
-                target[row + d] = pages[at + d]
+            copy(pages, slot * stride + begin, dim, target, row)
         for d in range(copied, width):
             target[row + d] = 0
 
@@ -55,7 +56,7 @@ def ask(query: Array, head: int, row: int, count: int, asked: Array, half: int) 
     begin = head * (query.strides[1] // query.itemsize) + row * apart
     if count >= ROWS and dim % TOKENS == 0 and query.strides[3] == query.itemsize:
         for d in range(0, dim, TOKENS):
-            turn_pairs(query, begin + d, apart, asked, d * BLOCK + half * HALF_BLOCK)
+            turn_pairs(query, begin + d, apart, asked, d * BLOCK + half * HALF_BLOCK, TOKENS)
         return
     for r in range(count):
         for d in range(dim):
@@ -68,26 +69,35 @@ def score(
     keys: Array, at: int, apart: int, count: int, width: int, asked: Array, scores: Array
 ) -> None:
     """Fill `scores`, `[count, BLOCK]`, by tiles of keys `[TOKENS, width]`, `apart` apart."""
+    deep = width // TOKENS
     for token in range(0, count, TOKENS):
         tile = at + token // TOKENS * apart
-        clear(scores, token * BLOCK)
-        for d in range(0, width, TOKENS):
-            add(scores, token * BLOCK, keys, tile + d, width, asked, d * BLOCK)
-        keep(scores, token * BLOCK)
+        multiply(scores, token * BLOCK, False, keys, tile, width, TOKENS, asked, 0, deep)
 
 
 @helper
 def hide(scores: Array, count: int, first: int, position: int, half: int, window: int) -> None:
-    """Of tokens from `first` on, make those least that a row does not see; rows from `position`."""
+    """Of tokens from `first` on, make those least that a row does not see; rows from `position`.
+
+    Without a window every row sees what is up to the first.
+    """
     least = fill(LEAST)
     places = count_from(np.float32(position))
-    for token in range(count):
+    for token in range(0 if window > 0 else max(0, position + 1 - first), count):
         at = token * BLOCK + half * ROWS
         score = where_up_to(fill(np.float32(first + token)), places, load(scores, at), least)
         if window > 0:
             past = fill(np.float32(first + token + window - 1))
             score = where_up_to(places, past, score, least)
         store(scores, at, score)
+
+
+@helper
+def _largest_of_four(scores: Array, at: int) -> Any:
+    """Of four tokens' scores: one after the other, each comparison would wait for the last."""
+    first = larger(load(scores, at), load(scores, at + BLOCK))
+    second = larger(load(scores, at + 2 * BLOCK), load(scores, at + 3 * BLOCK))
+    return larger(first, second)
 
 
 @helper
@@ -102,8 +112,8 @@ def weigh(
     by = fill(scale)
     before = load(sums, half * ROWS)
     most = before
-    for token in range(count):
-        most = larger(most, load(scores, token * BLOCK + half * ROWS))
+    for at in range(half * ROWS, count * BLOCK, 4 * BLOCK):
+        most = larger(most, _largest_of_four(scores, at))
     shrunk = exp2((before - most) * by)
     least = most * by
     added = fill(np.float32(0.0))
@@ -133,12 +143,10 @@ def add_values(
     values: Array, at: int, apart: int, count: int, width: int, weights: Array, out: Array
 ) -> None:
     """Add to `out`, `[width, BLOCK]`, tiles of turned values, `apart` apart, by their weights."""
-    for d in range(0, width, TOKENS):
-        resume(out, d * BLOCK)
-        for token in range(0, count, TOKENS):
-            tile = at + token // TOKENS * apart + d * TOKENS
-            add(out, d * BLOCK, values, tile, TOKENS, weights, token * BLOCK)
-        keep(out, d * BLOCK)
+    deep = count // TOKENS
+    for d in range(0, width, BLOCK):
+        tile = at + d * TOKENS
+        multiply(out, d * BLOCK, True, values, tile, TOKENS, apart, weights, 0, deep)
 
 
 @helper
@@ -147,8 +155,14 @@ def answer(
 ) -> None:
     """Write up to 16 columns of `sums`, `[width, BLOCK]`, to a head of `out`."""
     dim = out.shape[3]
+    if count >= ROWS and dim % ROWS == 0:
+        apart = out.shape[2] * dim
+        for d in range(0, dim, ROWS):
+            to = row * apart + head * dim + d
+            turn_sums(sums, d * BLOCK + half * ROWS, BLOCK, out, to, apart)
+        return
     for d in range(0, width, ROWS):
-        turn_sums(sums, d * BLOCK + half * ROWS, BLOCK, turned, d * ROWS)
+        turn_sums(sums, d * BLOCK + half * ROWS, BLOCK, turned, d * ROWS, ROWS)
     for r in range(count):
         for d in range(dim):
             out[0, row + r, head, d] = turned[d // ROWS * ROWS * ROWS + r * ROWS + d % ROWS]

@@ -75,8 +75,7 @@ def _attend_block(
         apart = kv_heads * TOKENS
         score(keys, tile * TOKENS * key_width, apart * key_width, count, key_width, asked, scores)
         for half in range(2):
-            if window > 0 or first + count > position:
-                hide(scores, count, first, position + half * ROWS, half, window)
+            hide(scores, count, first, position + half * ROWS, half, window)
             weigh(scores, count, half, scale, sums, weights)
         multiply_all(added, value_width, sums, 2 * BLOCK)
         add_values(
@@ -125,7 +124,7 @@ def _bring_near(
         values, table, first, count, block_size, stride, begin, value_dim, loose, 0, value_width
     )
     for d in range(0, value_width, ROWS):
-        turn_halves(loose, d, value_width, near_values, to + d * TOKENS)
+        turn_halves(loose, d, value_width, near_values, to + d * TOKENS, TOKENS)
 
 
 def _attend_prompts(

@@ -4,8 +4,9 @@ Rows are bfloat16 numbers, 32 each, some `stride` apart. Columns are two halves 
 other; of a half the pairs of numbers `2i` and `2i + 1` lie side by side, and the 16 columns' pair
 `i` before their pair `i + 1`. Sums are float32, 32 rows of 32 one after the other.
 
-Who multiplies them has (`tiles`, `dots`): `begin` and `end` around the work of a thread; `clear` or
-`resume` before sums are added to, `add` as often as need be, and `keep` afterwards.
+Who multiplies them has (`tiles`, `dots`): `begin` and `end` around the work of a thread; and
+`multiply`, which sums up the products of `count` squares, those of `rows` some `apart`, those of
+`columns` one after the other, and adds to the sums that are there if `resumed`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ BLOCK = 2 * ROWS
 
 HALF_BLOCK = ROWS * TOKENS
 """Numbers in a half."""
+
+SQUARE = 2 * HALF_BLOCK
+"""Numbers in a square of columns."""
 
 PART = 256
 """Tokens whose scores are computed before their weights: they stay in the nearest cache."""

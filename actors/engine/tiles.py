@@ -18,7 +18,7 @@ from numba.extending import intrinsic
 
 from actors.engine.emit import BYTE, HALF, LONG, POINTER, call, emitted, place
 from actors.engine.jit import Array, helper
-from actors.engine.squares import BLOCK, HALF_BLOCK, ROWS, TOKENS
+from actors.engine.squares import BLOCK, HALF_BLOCK, ROWS, SQUARE, TOKENS
 
 _NOTHING = ir.VoidType()
 
@@ -110,8 +110,30 @@ _store_tile = _moving("llvm.x86.tilestored64")
 
 
 @helper
-def clear(_sums: Array, _at: int) -> None:
-    """The sums are those of the tiles 0 to 3 until they are kept."""
+def multiply(
+    sums: Array,
+    at: int,
+    resumed: bool,
+    rows: Array,
+    row: int,
+    stride: int,
+    apart: int,
+    columns: Array,
+    column: int,
+    count: int,
+) -> None:
+    """The sums are those of the tiles 0 to 3 until all is added."""
+    if resumed:
+        _resume(sums, at)
+    else:
+        _clear()
+    for square in range(count):
+        _add(rows, row + square * apart, stride, columns, column + square * SQUARE)
+    _keep(sums, at)
+
+
+@helper
+def _clear() -> None:
     _zero(0)
     _zero(1)
     _zero(2)
@@ -119,7 +141,7 @@ def clear(_sums: Array, _at: int) -> None:
 
 
 @helper
-def resume(sums: Array, at: int) -> None:
+def _resume(sums: Array, at: int) -> None:
     _load_tile(0, sums, at, BLOCK)
     _load_tile(1, sums, at + ROWS, BLOCK)
     _load_tile(2, sums, at + ROWS * BLOCK, BLOCK)
@@ -127,9 +149,7 @@ def resume(sums: Array, at: int) -> None:
 
 
 @helper
-def add(
-    _sums: Array, _at: int, rows: Array, row: int, stride: int, columns: Array, column: int
-) -> None:
+def _add(rows: Array, row: int, stride: int, columns: Array, column: int) -> None:
     _load_tile(4, rows, row, stride)
     _load_tile(5, rows, row + ROWS * stride, stride)
     _load_tile(6, columns, column, TOKENS)
@@ -141,7 +161,7 @@ def add(
 
 
 @helper
-def keep(sums: Array, at: int) -> None:
+def _keep(sums: Array, at: int) -> None:
     _store_tile(0, sums, at, BLOCK)
     _store_tile(1, sums, at + ROWS, BLOCK)
     _store_tile(2, sums, at + ROWS * BLOCK, BLOCK)

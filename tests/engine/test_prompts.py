@@ -26,6 +26,7 @@ SHAPES = [
     Shape(2, 1, 128, 128, 32),
     Shape(4, 4, 40, 24, 5),  # neither dimension, nor the page, fills a tile
     Shape(3, 1, 7, 9, 3),
+    Shape(2, 2, 48, 48, 16),  # half a tile
 ]
 
 SPANS = [

@@ -20,7 +20,7 @@ STRIDE = 40
 """Of rows that have more in them than is multiplied."""
 
 BEHIND = 64
-"""Numbers before the sums, which nobody may touch."""
+"""Numbers before the sums, and after them, which nobody may touch."""
 
 
 @pytest.fixture(params=[tiles, dots], ids=["tiles", "dots"])
@@ -32,19 +32,15 @@ def multiplier(request: pytest.FixtureRequest) -> ModuleType:
 
 
 def multiply_with(
-    multiplier: ModuleType, before: str
+    multiplier: ModuleType, resumed: bool
 ) -> Callable[[NDArray[np.float32], NDArray[np.uint16], NDArray[np.uint16]], None]:
-    """Adds two squares, after `clear` or `resume`."""
-    begin, prepare, add = multiplier.begin, getattr(multiplier, before), multiplier.add
-    keep, end = multiplier.keep, multiplier.end
+    """Sums up three squares."""
+    begin, multiply, end = multiplier.begin, multiplier.multiply, multiplier.end
     shapes = tiles.shapes()
 
     def run(sums: NDArray[np.float32], rows: NDArray[np.uint16], cols: NDArray[np.uint16]) -> None:
         begin(shapes)
-        prepare(sums, BEHIND)
-        add(sums, BEHIND, rows, 0, STRIDE, cols, 0)
-        add(sums, BEHIND, rows, BLOCK * STRIDE, STRIDE, cols, BLOCK * TOKENS)
-        keep(sums, BEHIND)
+        multiply(sums, BEHIND, resumed, rows, 0, STRIDE, BLOCK * STRIDE, cols, 0, 3)
         end()
 
     compiled: Callable[..., None] = numba.njit(run)
@@ -56,18 +52,18 @@ def paired(columns: Tensor) -> Tensor:
     return columns.reshape(TOKENS // 2, 2, 2, ROWS).permute(2, 0, 3, 1).flatten()
 
 
-@pytest.mark.parametrize(("before", "share"), [("clear", 0.0), ("resume", 1.0)])
-def test_squares_are_added_to_what_was_there(
-    multiplier: ModuleType, before: str, share: float
-) -> None:
+@pytest.mark.parametrize("resumed", [False, True])
+def test_squares_are_added_to_what_was_there(multiplier: ModuleType, resumed: bool) -> None:
     generator = torch.Generator().manual_seed(0)
-    rows = torch.randn(2, BLOCK, STRIDE, generator=generator).bfloat16()
-    columns = torch.randn(2, TOKENS, BLOCK, generator=generator).bfloat16()
-    sums = torch.randn(BEHIND + BLOCK * BLOCK, generator=generator)
-    products = (rows[:, :, :TOKENS].double() @ columns.double()).sum(0).flatten()
-    expected = torch.cat([sums[:BEHIND].double(), share * sums[BEHIND:].double() + products])
+    rows = torch.randn(3, BLOCK, STRIDE, generator=generator).bfloat16()
+    columns = torch.randn(3, TOKENS, BLOCK, generator=generator).bfloat16()
+    sums = torch.randn(BEHIND + BLOCK * BLOCK + BEHIND, generator=generator)
+    expected = sums.double()
+    there = expected[BEHIND:-BEHIND]
+    there *= resumed
+    there += (rows[:, :, :TOKENS].double() @ columns.double()).sum(0).flatten()
 
-    multiply_with(multiplier, before)(
+    multiply_with(multiplier, resumed)(
         sums.numpy(), seen(rows.flatten()), seen(torch.cat([paired(each) for each in columns]))
     )
 
