@@ -2,8 +2,9 @@
 
 A row is one query token. It scores all the keys it sees, turns the scores into weights, and adds
 the values up: in float32, in the order of the tokens, and nothing of what it computes depends on
-the rows beside it. Measured (docs/performance.md): the vectors of `lanes` halve its time, asking
-for the next page in advance halves it again.
+the rows beside it. What a token costs is little beside the way of its key and value from memory, so
+pages are asked for in advance, a line beside each that is read, and all heads of a row, which lie
+side by side there, are read together. Measured in docs/performance.md.
 """
 
 from __future__ import annotations
@@ -19,111 +20,102 @@ from actors.engine.emit import LANES
 from actors.engine.jit import Array, helper
 from actors.engine.lanes import (
     QUERIES,
-    fill,
-    load,
+    TOKENS,
+    add_values,
+    add_wide_values,
+    address,
     narrow,
-    prefetch,
-    store,
-    store_totals,
+    score_tokens,
     widen,
 )
 from actors.engine.packing import take_next
 from actors.engine.softmax import LEAST, cap, weigh
 
-_ZERO = np.float32(0.0)
-_LINE = 64
-"""Bytes that come from memory at once."""
-
-AHEAD = 48
+AHEAD = 32
 """Tokens that are asked for before they are read."""
 
-
-@helper
-def _fetch(pages: Array, page: int, block_size: int, kv_heads: int, head: int, dim: int) -> None:
-    """Ask for the head's part of a page, as its tokens lie in the flat `pages`."""
-    stride = kv_heads * dim
-    at = page * block_size * stride + head * dim
-    step = _LINE // pages.itemsize
-    for token in range(block_size):
-        for d in range(0, dim, step):
-            prefetch(pages, at + token * stride + d)
-
-
-@helper
-def _fetch_first(
-    keys: Array,
-    block_size: int,
-    kv_heads: int,
-    table: Array,
-    head: int,
-    first: int,
-    last: int,
-    dim: int,
-) -> None:
-    """Ask for the first pages that `_attend_head` will read."""
-    begin = first // block_size
-    for page in range(begin, min(begin + _ahead(block_size), last // block_size + 1)):
-        _fetch(keys, table[page], block_size, kv_heads, head, dim)
-
-
-@helper
-def _ahead(block_size: int) -> int:
-    return max(1, AHEAD // block_size)
+ROWS_A_THREAD = 4
+"""With fewer rows, threads share out the heads of each."""
 
 
 @helper
 def _score(
-    asked: Array, keys: Array, at: int, stride: int, count: int, scores: Array, first: int
+    asked: Array,
+    keys: Array,
+    at: int,
+    stride: int,
+    count: int,
+    coming: int,
+    apart: int,
+    scores: Array,
+    first: int,
 ) -> None:
     """Fill `scores[first:first + count]`: products of each query with `count` keys.
 
-    Those lie in `keys`, which is flat, `stride` elements apart from `at` on.
+    Those lie in `keys`, which is flat, `stride` elements apart from `at` on. Beside it as many
+    tokens are asked for from the address `coming` on, `apart` bytes each. What follows in `scores`,
+    up to a whole vector, is not kept.
     """
     dim = asked.shape[1]
-    whole = dim // LANES * LANES
-    for token in range(first, first + count):
-        a, b, c, d = fill(_ZERO), fill(_ZERO), fill(_ZERO), fill(_ZERO)
-        for i in range(0, whole, LANES):
-            key = load(keys, at + i)
-            a += load(asked, i) * key
-            b += load(asked, dim + i) * key
-            c += load(asked, 2 * dim + i) * key
-            d += load(asked, 3 * dim + i) * key
-        store_totals(scores, token * QUERIES, a, b, c, d)
-        for i in range(whole, dim):
+    for token in range(0, count, TOKENS):
+        score_tokens(
+            asked,
+            dim,
+            keys,
+            at + token * stride,
+            stride,
+            count - token,
+            coming + token * apart,
+            apart,
+            scores,
+            (first + token) * QUERIES,
+        )
+    for token in range(count):
+        for i in range(dim // LANES * LANES, dim):
+            key = widen(keys[at + token * stride + i])
             for query in range(QUERIES):
-                scores[token, query] += asked[query, i] * widen(keys[at + i])
-        at += stride
+                scores[first + token, query] += asked[query, i] * key
 
 
 @helper
 def _add_values(
-    weights: Array, first: int, values: Array, at: int, stride: int, count: int, sums: Array
+    weights: Array,
+    first: int,
+    values: Array,
+    at: int,
+    stride: int,
+    count: int,
+    coming: int,
+    apart: int,
+    sums: Array,
 ) -> None:
     """Add to `sums`, `[QUERIES, dim]`, `count` values by their weights from token `first` on.
 
-    They lie in `values` as the keys do in `_score`.
+    They lie in `values` as the keys do in `_score`, and so does what is asked for.
     """
-    dim = sums.shape[1]
-    whole = dim // LANES * LANES
-    for i in range(0, whole, LANES):
-        a, b = load(sums, i), load(sums, dim + i)
-        c, d = load(sums, 2 * dim + i), load(sums, 3 * dim + i)
-        for token in range(count):
-            value = load(values, at + token * stride + i)
-            a += fill(weights[first + token, 0]) * value
-            b += fill(weights[first + token, 1]) * value
-            c += fill(weights[first + token, 2]) * value
-            d += fill(weights[first + token, 3]) * value
-        store(sums, i, a)
-        store(sums, dim + i, b)
-        store(sums, 2 * dim + i, c)
-        store(sums, 3 * dim + i, d)
+    dim, weight, size = sums.shape[1], first * QUERIES, values.itemsize
+    whole, wide = dim // LANES * LANES, dim // (2 * LANES) * (2 * LANES)
+    for i in range(0, wide, 2 * LANES):
+        add_wide_values(
+            weights, weight, values, at + i, stride, count, coming + i * size, apart, sums, i, dim
+        )
+    for i in range(wide, whole, LANES):
+        add_values(
+            weights, weight, values, at + i, stride, count, coming + i * size, apart, sums, i, dim
+        )
     for token in range(count):
         for i in range(whole, dim):
             value = widen(values[at + token * stride + i])
             for query in range(QUERIES):
                 sums[query, i] += weights[first + token, query] * value
+
+
+@helper
+def _queries_of(unit: int, parts: int, group: int) -> Any:
+    """The first of a unit's query heads, and how many: they share a key head with the others of
+    their `group`, which is computed in `parts`."""
+    part = unit % parts * QUERIES
+    return unit // parts * group + part, min(QUERIES, group - part)
 
 
 @helper
@@ -153,62 +145,95 @@ def _turn_to(page: int, block_size: int, table: Array, first: int, last: int) ->
 
 
 @helper
-def _attend_head(
+def _reading(pages: Array, shape: Any, dim: int, table: Array, turn: Any) -> Any:
+    """What a turn reads of flat `pages`: where its first head lies on the first page there is,
+    bytes between tokens, and its own pages, by the `table` from one to another."""
+    block_size, kv_heads = shape
+    head, first, last = turn
+    apart = kv_heads * dim * pages.itemsize
+    at = address(pages) + head * dim * pages.itemsize
+    return at, apart, table, first // block_size, last // block_size + 1
+
+
+@helper
+def _coming(reading: Any, following: Any, page: int, block_size: int) -> Any:
+    """The address of what is read `AHEAD` tokens after this page, if need be of what follows, and
+    the bytes between its tokens."""
+    at, apart, table, _, end = reading
+    to = page + max(1, AHEAD // block_size)
+    if to >= end:
+        at, apart, table, begin, last = following
+        to = min(to - end + begin, last - 1)
+    return at + table[to] * block_size * apart, apart
+
+
+@helper
+def _attend_heads(
     query: Array,
     keys: Array,
     values: Array,
-    block_size: int,
-    kv_heads: int,
+    shape: Any,
+    heads: int,
     table: Array,
-    head: int,
-    first: int,
-    last: int,
+    turn: Any,
+    next_table: Array,
+    next_turn: Any,
     scale: np.float32,
     softcap: np.float32,
     out: Array,
 ) -> None:
-    """Up to `QUERIES` of a row's query heads, `[queries, dim]`, over the tokens `first..last`.
-
-    They share the key head `head`. The first pages are asked for; the others are here, in time.
+    """A turn: a row's query heads, `[queries, dim]`, which share `heads` key heads, over the tokens
+    that it sees. What the next turn reads first is asked for at the end.
     """
-    key_dim, value_dim = query.shape[1], out.shape[1]
-    key_stride, value_stride = kv_heads * key_dim, kv_heads * value_dim
-    seen = last + 1 - first
-    asked = np.zeros((QUERIES, key_dim), np.float32)
-    scores = np.full((-(-seen // QUERIES) * QUERIES, QUERIES), LEAST, np.float32)
-    weight = np.empty(LANES, np.float32)
-    sums = np.zeros((QUERIES, value_dim), np.float32)
-    _scale_query(query, scale, asked)
-    begin_page, end_page, ahead = first // block_size, last // block_size + 1, _ahead(block_size)
-    pages = end_page - begin_page
-    for page in range(begin_page, end_page):
-        coming = page + ahead
-        if coming < end_page:
-            _fetch(keys, table[coming], block_size, kv_heads, head, key_dim)
-        elif coming - pages < end_page:
-            _fetch(values, table[coming - pages], block_size, kv_heads, head, value_dim)
+    key_dim, value_dim, group = query.shape[1], out.shape[1], query.shape[0] // heads
+    block_size, kv_heads = shape
+    head, first, last = turn
+    seen, parts = last + 1 - first, -(-group // QUERIES)
+    units = heads * parts
+    asked = np.zeros((units, QUERIES, key_dim), np.float32)
+    scores = np.empty((units, seen + 2 * TOKENS, QUERIES), np.float32)
+    weight = np.empty((units, LANES), np.float32)
+    sums = np.zeros((units, QUERIES, value_dim), np.float32)
+    for unit in range(units):
+        begin, count = _queries_of(unit, parts, group)
+        _scale_query(query[begin : begin + count], scale, asked[unit])
+    own_keys = _reading(keys, shape, key_dim, table, turn)
+    own_values = _reading(values, shape, value_dim, table, turn)
+    stride = kv_heads * key_dim
+    for page in range(first // block_size, last // block_size + 1):
+        coming, apart = _coming(own_keys, own_values, page, block_size)
         begin, count, slot = _turn_to(page, block_size, table, first, last)
-        at = slot * key_stride + head * key_dim
-        _score(asked, keys, at, key_stride, count, scores, begin - first)
-    if softcap > 0:
-        cap(scores, seen, softcap)
-    weigh(scores, weight)
-    for page in range(begin_page, end_page):
-        coming = page + ahead
-        if coming < end_page:
-            _fetch(values, table[coming], block_size, kv_heads, head, value_dim)
+        for unit in range(units):
+            past = unit // parts * key_dim
+            at, there = slot * stride + head * key_dim + past, coming + past * keys.itemsize
+            to = begin - first
+            _score(asked[unit], keys, at, stride, count, there, apart, scores[unit], to)
+    for unit in range(units):
+        if softcap > 0:
+            cap(scores[unit], seen, softcap)
+        scores[unit, seen:] = LEAST
+        weigh(scores[unit, : -(-seen // TOKENS) * TOKENS], weight[unit])
+    next_keys = _reading(keys, shape, key_dim, next_table, next_turn)
+    stride = kv_heads * value_dim
+    for page in range(first // block_size, last // block_size + 1):
+        coming, apart = _coming(own_values, next_keys, page, block_size)
         begin, count, slot = _turn_to(page, block_size, table, first, last)
-        at = slot * value_stride + head * value_dim
-        _add_values(scores, begin - first, values, at, value_stride, count, sums)
-    _store(sums, weight, out)
+        for unit in range(units):
+            past = unit // parts * value_dim
+            at, there = slot * stride + head * value_dim + past, coming + past * values.itemsize
+            by = begin - first
+            _add_values(scores[unit], by, values, at, stride, count, there, apart, sums[unit])
+    for unit in range(units):
+        begin, count = _queries_of(unit, parts, group)
+        _store(sums[unit], weight[unit], out[begin : begin + count])
 
 
 @helper
-def _turn_of(item: int, parts: int, kv_heads: int, positions: Array, window: int) -> Any:
-    """The row and the key head of an item, and the first and the last token that the row sees."""
-    row, head = item // parts // kv_heads, item // parts % kv_heads
+def _turn_of(item: int, heads: int, kv_heads: int, positions: Array, window: int) -> Any:
+    """The row of an item, and its turn: the first key head, the first and the last token seen."""
+    row, head = item // (kv_heads // heads), item % (kv_heads // heads) * heads
     last = positions[row]
-    return row, head, (max(0, last - window + 1) if window > 0 else 0), last
+    return row, (head, max(0, last - window + 1) if window > 0 else 0, last)
 
 
 def _attend_rows(
@@ -225,6 +250,7 @@ def _attend_rows(
     window: int,
     scale: np.float32,
     softcap: np.float32,
+    together: int,
     threads: int,
     taken: Array,
     out: Array,
@@ -236,42 +262,37 @@ def _attend_rows(
     float32, or all bfloat16 seen as uint16. Row `r` is kept at `slots[r]`, a page times
     `block_size` and a place there. It is at `positions[r]` of its sequence, whose page `i` is
     `tables[first_page[r] + i]`. `window` 0: it sees all before it. `softcap` 0: none.
-    Each of `threads` takes a row's head after the other until none is left, so that one which has
-    to wait for its CPU keeps nobody waiting, and asks for the pages of the next while it computes
-    one. `taken` counts them.
+    Each of `threads` takes as many of a row's key heads as are read `together`, one turn after the
+    other until none is left, so that one which has to wait for its CPU keeps nobody waiting.
+    `taken` counts them.
     """
-    heads, key_dim = query.shape[1], query.shape[3]
-    block_size, kv_heads = keys.shape[1:3]
-    group = heads // kv_heads
-    parts = -(-group // QUERIES)
+    block_size, kv_heads = shape = keys.shape[1:3]
+    group = query.shape[1] // kv_heads
     flat_keys, flat_values = keys.reshape(-1), values.reshape(-1)
     for row in numba.prange(len(slots)):
         page, place = slots[row] // block_size, slots[row] % block_size
         keys[page, place] = key[0, :, row]
         values[page, place] = value[0, :, row]
     taken[:] = 0
-    items = attending * kv_heads * parts
+    items = attending * (kv_heads // together)
     for _thread in numba.prange(threads):
         item = take_next(taken, 0)
         while item < items:
             coming = take_next(taken, 0)
-            if coming < items:
-                row, head, first, last = _turn_of(coming, parts, kv_heads, positions, window)
-                table = tables[first_page[row] :]
-                _fetch_first(flat_keys, block_size, kv_heads, table, head, first, last, key_dim)
-            row, head, first, last = _turn_of(item, parts, kv_heads, positions, window)
-            begin = head * group + item % parts * QUERIES
-            mine = slice(begin, min(begin + QUERIES, (head + 1) * group))
-            _attend_head(
+            row, turn = _turn_of(item, together, kv_heads, positions, window)
+            following = min(coming, items - 1)
+            next_row, next_turn = _turn_of(following, together, kv_heads, positions, window)
+            mine = slice(turn[0] * group, (turn[0] + together) * group)
+            _attend_heads(
                 query[0, mine, row],
                 flat_keys,
                 flat_values,
-                block_size,
-                kv_heads,
+                shape,
+                together,
                 tables[first_page[row] :],
-                head,
-                first,
-                last,
+                turn,
+                tables[first_page[next_row] :],
+                next_turn,
                 scale,
                 softcap,
                 out[0, row, mine],
@@ -279,12 +300,14 @@ def _attend_rows(
             item = coming
 
 
-def attend_rows(query: Array, *others: Any) -> None:
+def attend_rows(query: Array, key: Array, *others: Any) -> None:
     """What `_attend_rows` says, by as many threads as numba has, compiled for the kind of number
     when it is first met."""
     *given, out = others
-    by = numba.get_num_threads(), np.zeros(1, np.int64)
-    _compiled(query.dtype)(query, *given, *by, out)
+    threads, kv_heads, attending = numba.get_num_threads(), key.shape[1], given[7]
+    together = kv_heads if attending >= ROWS_A_THREAD * threads else 1
+    by = together, threads, np.zeros(1, np.int64)
+    _compiled(query.dtype)(query, key, *given, *by, out)
 
 
 @cache
@@ -294,6 +317,6 @@ def _compiled(kind: np.dtype[Any]) -> Any:
     given, kept = types.Array(element, 4, "A"), types.Array(element, 4, "C")
     numbers, one, number = types.Array(types.int64, 1, "C"), types.int64, types.float32
     ways = (numbers, numbers, numbers, numbers)
-    by = (number, number, one, numbers)
+    by = (number, number, one, one, numbers)
     signature = types.void(given, given, given, kept, kept, *ways, one, one, *by, kept)
     return numba.njit([signature], parallel=True, nogil=True, cache=True)(_attend_rows)
