@@ -90,6 +90,14 @@ def rounded(builder: Any, floats: Any) -> Any:
     return builder.trunc(builder.lshr(near, same(16, words)), halves)
 
 
+def floats_at(context: Any, builder: Any, array_type: Any, array: Any, at: Any) -> Any:
+    """The sixteen elements of an array of float32, or of bfloat16, from `at` on, as float32."""
+    bits = array_type.dtype.bitwidth
+    stored = FLOATS if bits == WORD.width else HALVES
+    found = loaded(builder, place(context, builder, array_type, array, at, stored), bits // 8)
+    return found if stored == FLOATS else widened(builder, found)
+
+
 def transposed(builder: Any, rows: list[Any]) -> list[Any]:
     """Sixteen vectors of sixteen, rows for columns: halves, then quarters change places, ..."""
     rows = list(rows)

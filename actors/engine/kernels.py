@@ -18,17 +18,9 @@ from numba import types
 
 from actors.engine.emit import LANES
 from actors.engine.jit import Array, helper
-from actors.engine.lanes import (
-    QUERIES,
-    TOKENS,
-    add_values,
-    add_wide_values,
-    address,
-    narrow,
-    score_tokens,
-    widen,
-)
+from actors.engine.lanes import QUERIES, narrow, widen
 from actors.engine.packing import take_next
+from actors.engine.page_sums import TOKENS, add_values, address, score
 from actors.engine.softmax import LEAST, cap, weigh
 
 AHEAD = 32
@@ -36,78 +28,6 @@ AHEAD = 32
 
 ROWS_A_THREAD = 4
 """With fewer rows, threads share out the heads of each."""
-
-
-@helper
-def _score(
-    asked: Array,
-    keys: Array,
-    at: int,
-    stride: int,
-    count: int,
-    coming: int,
-    apart: int,
-    scores: Array,
-    first: int,
-) -> None:
-    """Fill `scores[first:first + count]`: products of each query with `count` keys.
-
-    Those lie in `keys`, which is flat, `stride` elements apart from `at` on. Beside it as many
-    tokens are asked for from the address `coming` on, `apart` bytes each. What follows in `scores`,
-    up to a whole vector, is not kept.
-    """
-    dim = asked.shape[1]
-    for token in range(0, count, TOKENS):
-        score_tokens(
-            asked,
-            dim,
-            keys,
-            at + token * stride,
-            stride,
-            count - token,
-            coming + token * apart,
-            apart,
-            scores,
-            (first + token) * QUERIES,
-        )
-    for token in range(count):
-        for i in range(dim // LANES * LANES, dim):
-            key = widen(keys[at + token * stride + i])
-            for query in range(QUERIES):
-                scores[first + token, query] += asked[query, i] * key
-
-
-@helper
-def _add_values(
-    weights: Array,
-    first: int,
-    values: Array,
-    at: int,
-    stride: int,
-    count: int,
-    coming: int,
-    apart: int,
-    sums: Array,
-) -> None:
-    """Add to `sums`, `[QUERIES, dim]`, `count` values by their weights from token `first` on.
-
-    They lie in `values` as the keys do in `_score`, and so does what is asked for.
-    """
-    dim, weight, size = sums.shape[1], first * QUERIES, values.itemsize
-    whole, wide = dim // LANES * LANES, dim // (2 * LANES) * (2 * LANES)
-    for i in range(0, wide, 2 * LANES):
-        add_wide_values(
-            weights, weight, values, at + i, stride, count, coming + i * size, apart, sums, i, dim
-        )
-    for i in range(wide, whole, LANES):
-        add_values(
-            weights, weight, values, at + i, stride, count, coming + i * size, apart, sums, i, dim
-        )
-    for token in range(count):
-        for i in range(whole, dim):
-            value = widen(values[at + token * stride + i])
-            for query in range(QUERIES):
-                sums[query, i] += weights[first + token, query] * value
 
 
 @helper
@@ -207,7 +127,7 @@ def _attend_heads(
             past = unit // parts * key_dim
             at, there = slot * stride + head * key_dim + past, coming + past * keys.itemsize
             to = begin - first
-            _score(asked[unit], keys, at, stride, count, there, apart, scores[unit], to)
+            score(asked[unit], keys, at, stride, count, there, apart, scores[unit], to)
     for unit in range(units):
         if softcap > 0:
             cap(scores[unit], seen, softcap)
@@ -222,7 +142,7 @@ def _attend_heads(
             past = unit // parts * value_dim
             at, there = slot * stride + head * value_dim + past, coming + past * values.itemsize
             by = begin - first
-            _add_values(scores[unit], by, values, at, stride, count, there, apart, sums[unit])
+            add_values(scores[unit], by, values, at, stride, count, there, apart, sums[unit])
     for unit in range(units):
         begin, count = _queries_of(unit, parts, group)
         _store(sums[unit], weight[unit], out[begin : begin + count])
