@@ -93,17 +93,16 @@ class Drafter:
         return hurry if any(stands_aside(one, hurry) for one in present) else NO_HURRY
 
     def _next_promised(self) -> Iterator[Tracked]:
-        """The first that waits, is promised a first token and could start, unless one before it
-        lacks room."""
+        """The first that waits, is promised a first token and could start: nobody before it lacks
+        room, or it would have to wait for him."""
         for one in self._roster.waiting:
-            if one.family.ttft_s is not None and not self._must_wait(one):
-                if self._roster.could_start(one, self._reserve):
-                    yield one
+            if self._awaits_verdict(one) or self._tables.awaits(one):
+                continue
+            if not self._roster.could_start(one, self._reserve):
                 return
-
-    def _must_wait(self, waiting: Tracked) -> bool:
-        """Whether it could not start, whatever room there is."""
-        return self._awaits_verdict(waiting) or self._tables.awaits(waiting)
+            if one.family.ttft_s is not None:
+                yield one
+                return
 
     def _fill(self, bounds: Bounds) -> Draft:
         coming = Coming(self._tables.block_size, self._worth)

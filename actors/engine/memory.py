@@ -86,12 +86,14 @@ def _only_read(folder: Path) -> Iterator[tuple[int, int]]:
     a program's loader makes some, and then takes the right to write away."""
     smaps = Path("/proc/self/smaps")
     found = None
-    for line in smaps.read_text().splitlines() if smaps.exists() else ():
+    for line in smaps.read_text(errors="surrogateescape").splitlines() if smaps.exists() else ():
         if mapping := MAPPING.match(line):
             begin, end = (int(mapping[part], 16) for part in (1, 2))
             inside = mapping[3] == "r--p" and Path(mapping[4]).is_relative_to(folder)
             found = (begin, end - begin) if inside else None
-        elif found and line.split() == ["Anonymous:", "0", "kB"]:
+        elif line.startswith(("Anonymous:", "Swap:")) and line.split()[1] != "0":
+            found = None
+        elif found and line.startswith("VmFlags:"):  # the last line of a mapping
             yield found
 
 

@@ -102,12 +102,13 @@ class SimulatedEngine:
         return hurry if any(one.stands_aside(hurry) for one in present) else NO_HURRY
 
     def _next_promised(self) -> Iterator[Sequence]:
-        one = next((one for one in self._waiting if one.ttft_s is not None), None)
-        if one is None or len(self._running) >= self._places:
-            return
         reserve = self._reserve if self._running else 0
-        if self.pool.available >= self._pages.needs(one) + reserve:
-            yield one
+        for one in self._waiting if len(self._running) < self._places else ():
+            if self.pool.available < self._pages.needs(one) + reserve:
+                return
+            if one.ttft_s is not None:
+                yield one
+                return
 
     def _fill(self, bounds: Bounds) -> Draft:
         draft = Draft(self._budget, bounds, Coming(self.pool.block_size, self._worth))

@@ -110,6 +110,10 @@ class Sea:
         except (RayError, ValueError):
             return False
 
+    async def has_replaced(self, before: ShardRef) -> bool:
+        """Until that life is buried, it may report again, and be known once more."""
+        return await self.knows(1) and before not in (known := await self.shards()) and bool(known)
+
     async def ask(self, shard: ShardRef, max_tokens: int = 8) -> list[int]:
         channels = Channels(self.namespace, "door")
         try:
@@ -208,11 +212,7 @@ async def test_a_shard_whose_step_fails_is_heard_before_it_is_buried(sea: Sea) -
     with pytest.raises(StepFailed, match="failed at a step"):
         await sea.ask(shard)
 
-    async def replaced() -> bool:
-        """Until it is buried, its first life still reports, and may be known again."""
-        return await sea.knows(1) and shard not in (known := await sea.shards()) and bool(known)
-
-    await until(replaced)
+    await until(lambda: sea.has_replaced(shard))
 
 
 async def test_a_killed_scheduler_comes_back_and_learns_of_the_shard_again(sea: Sea) -> None:
@@ -284,10 +284,7 @@ async def test_a_successor_replaces_what_is_outdated_once_its_own_is_ready(folde
     await anext(stream)
     await sea.succeed(tiny_model(folder, batching=BatchingConfig(max_num_seqs=32)))
 
-    async def replaced() -> bool:
-        return await sea.knows(1) and await sea.shards() != (before,)
-
-    await until(replaced)
+    await until(lambda: sea.has_replaced(before))
     (after,) = await sea.shards()
     assert (before.shard, after.shard) == ("tiny/shard-0", "tiny/shard-1")
     assert (await sea.scheduler()).epoch == epoch
@@ -304,10 +301,7 @@ async def test_a_leaving_shard_that_a_successor_finds_leaves(folder: Path) -> No
     await sea.actor("tiny/shard-0").drain.remote()
     await sea.succeed(tiny_model(folder))
 
-    async def replaced() -> bool:
-        return await sea.knows(1) and await sea.shards() != (before,)
-
-    await until(replaced)
+    await until(lambda: sea.has_replaced(before))
     await sea.fleet.stop()
 
 
@@ -350,10 +344,7 @@ async def test_an_outdated_shard_that_was_too_busy_to_say_so_serves_until_it_is_
     await until(lambda: found(State.READY))
     assert len(await sea.ask(before)) == 8
 
-    async def replaced() -> bool:
-        return await sea.knows(1) and await sea.shards() != (before,)
-
-    await until(replaced)
+    await until(lambda: sea.has_replaced(before))
     await sea.fleet.stop()
 
 

@@ -82,6 +82,20 @@ def test_nobody_stands_aside_for_who_cannot_start(
     assert slow_step(shard, took_s=0.01) == {"batch0": 1, "batch1": 1}
 
 
+def test_nobody_stands_aside_for_who_is_behind_one_that_lacks_pages(make_shard: MakeShard) -> None:
+    """Of a class above, which is promised nothing; and streams below hold what it waits for."""
+    shard = make_shard(pages=40, seqs=8, budget=64, context=100)
+    for number in range(2):
+        prompt = prompt_of(30, 100 * number)
+        shard.batcher.admit(assignment(f"batch{number}", prompt, max_tokens=50, rank=2))
+    shard.batcher.admit(assignment("first", prompt_of(4, 3000), max_tokens=60))
+    shard.step()
+    shard.batcher.admit(assignment("large", prompt_of(90, 1000), max_tokens=4))
+    shard.batcher.admit(assignment("chat", prompt_of(4, 2000), max_tokens=4, rank=1, ttft_s=1.6))
+    for _ in range(4):
+        assert slow_step(shard, took_s=0.01) == {"batch0": 1, "batch1": 1, "first": 1}
+
+
 @pytest.mark.parametrize(
     ("pages", "seqs", "prompt", "chat_prompt", "chat_output"),
     [(400, 1, 8, 8, 3), (400, 2, 8, 8, 3), (20, 8, 60, 8, 8), (40, 8, 100, 20, 6)],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import resource
 import time
 from collections.abc import Callable, Iterator
@@ -142,7 +143,7 @@ def test_small_pools_and_devices_are_left_alone(monkeypatch: pytest.MonkeyPatch)
 
 def resident(address: int) -> int:
     """KiB in memory of the mapping that begins there."""
-    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    lines = iter(Path("/proc/self/smaps").read_text(errors="replace").splitlines())
     next(line for line in lines if line.startswith(f"{address:x}-"))
     return int(next(line for line in lines if line.startswith("Rss:")).split()[1])
 
@@ -178,6 +179,16 @@ def test_what_was_only_read_of_files_in_a_folder_is_dropped_and_comes_back(
         memory.drop_read(files[0].parent)
         assert (resident(inside[1]), resident(outside[1])) == (0, 1024)
         assert (inside[0][:], outside[0][:]) == contents
+
+
+def test_names_of_files_need_not_be_text(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"\xff")
+    folder.mkdir()
+    (folder / "file").write_bytes(bytes(4096))
+    with mapped(folder / "file", mmap.PROT_READ) as (found, address):
+        assert (found[0], resident(address)) == (0, 4)
+        memory.drop_read(folder)
+        assert resident(address) == 0
 
 
 def test_what_differs_from_the_file_is_kept(files: tuple[Path, Path]) -> None:
