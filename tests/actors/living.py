@@ -101,9 +101,10 @@ async def pid_of(handle: Any) -> int:
 
 def is_gone(pid: int) -> bool:
     try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        status: str = psutil.Process(pid).status()
     except psutil.NoSuchProcess:
         return True
+    return status == psutil.STATUS_ZOMBIE
 
 
 def break_next_step(shard: Any) -> None:
