@@ -101,10 +101,10 @@ async def pid_of(handle: Any) -> int:
 
 def is_gone(pid: int) -> bool:
     try:
-        status: str = psutil.Process(pid).status()
+        status = psutil.Process(pid).status()
     except psutil.NoSuchProcess:
         return True
-    return status == psutil.STATUS_ZOMBIE
+    return bool(status == psutil.STATUS_ZOMBIE)
 
 
 def break_next_step(shard: Any) -> None:
