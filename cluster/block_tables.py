@@ -29,20 +29,15 @@ class BlockTables:
         """Pages in use."""
         return self._pool.used
 
-    @property
-    def available(self) -> int:
-        """Pages that could be put to use."""
-        return self._pool.available
+    def has_room(self, tracked: Tracked, reserve: int) -> bool:
+        """Whether all known tokens and `reserve` pages fit."""
+        return self._pool.available >= self.needs(tracked) + reserve
 
-    def open(self, tracked: Tracked, reserve: int) -> bool:
-        """Start the table, if all known tokens and `reserve` pages fit; due is now the prefix that
-        is cached, on the device or in host memory."""
-        prefix = self._prefix(tracked)
-        if self._pool.available < self._growth(tracked, prefix) + reserve:
-            return False
-        if prefix:
+    def open(self, tracked: Tracked) -> None:
+        """Start the table, for which there is room; due is now the prefix that is cached, on the
+        device or in host memory."""
+        if prefix := self._prefix(tracked):
             self._due[tracked] = len(prefix)
-        return True
 
     def due(self, tracked: Tracked) -> int:
         """Tokens of its prefix that `load` has yet to take over; only then may it be extended."""

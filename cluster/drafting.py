@@ -75,7 +75,7 @@ class Drafter:
         """The next step; where there is a sequence, one moves on, or all wait for files."""
         self._pause_for_the_mark()
         draft = self._fill(self._promises.bounds(self._hurry()))
-        if draft.bounds.hurries and not draft.chunks:  # who is hurried for lacks pages to start
+        if draft.bounds.hurries and not draft.chunks:  # nobody moves, who is hurried for neither
             draft = self._fill(self._promises.bounds())
         self._promises.passed(1 if draft.chunks else 0)
         return draft

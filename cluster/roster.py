@@ -42,20 +42,19 @@ class Roster:
         return tracked if tracked is not None and tracked.sequence is sequence else None
 
     def start(self, waiting: Tracked, reserve: int, places: int = 0) -> bool:
-        """Run it, unless there is no place beside `places`, or no pages for it and `reserve`.
-        Alone, it needs no reserve.
-        """
-        reserve = reserve if self.running else 0
-        if not self.has_place(places) or not self._tables.open(waiting, reserve):
+        """Run it if it could start."""
+        if not self.could_start(waiting, reserve, places):
             return False
+        self._tables.open(waiting)
         _take_out(self.waiting, waiting)
         self._run(waiting)
         return True
 
-    def could_start(self, waiting: Tracked, reserve: int) -> bool:
-        """Whether `start` would run it now."""
-        lacking = self._tables.needs(waiting) + (reserve if self.running else 0)
-        return self.has_place() and self._tables.available >= lacking
+    def could_start(self, waiting: Tracked, reserve: int, places: int = 0) -> bool:
+        """Whether there are a place beside `places`, and pages for it and `reserve`. Alone, it
+        needs no reserve."""
+        reserve = reserve if self.running else 0
+        return self.has_place(places) and self._tables.has_room(waiting, reserve)
 
     def has_place(self, beside: int = 0) -> bool:
         """Whether one more can run, beside so many that will."""

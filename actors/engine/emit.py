@@ -113,6 +113,11 @@ def transposed(builder: Any, rows: list[Any]) -> list[Any]:
     return rows
 
 
+def least(builder: Any, one: Any, other: Any) -> Any:
+    """The smaller of two whole numbers."""
+    return builder.select(builder.icmp_signed("<", one, other), one, other)
+
+
 def multiplied_pairs(builder: Any, total: Any, word: Any, columns: Any) -> Any:
     """Add to each lane of `total` the products of one row's pair and a column's."""
     operands = (builder.bitcast(each, PAIRS) for each in (word, columns))

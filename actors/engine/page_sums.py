@@ -23,6 +23,7 @@ from actors.engine.emit import (
     ask_for,
     emitted,
     floats_at,
+    least,
     loaded,
     place,
     same,
@@ -64,10 +65,6 @@ def _variable(builder: Any, value: Any = None) -> Any:
 def _add_product(builder: Any, total: Any, left: Any, right: Any) -> None:
     product = builder.fmul(left, right, flags=RELAXED)
     builder.store(builder.fadd(builder.load(total), product, flags=RELAXED), total)
-
-
-def _least(builder: Any, one: Any, other: Any) -> Any:
-    return builder.select(builder.icmp_signed("<", one, other), one, other)
 
 
 def _summed_up(builder: Any, vectors: list[Any]) -> Any:
@@ -121,7 +118,7 @@ def _score_tokens(
         queries = [builder.mul(dim, LONG(q)) for q in range(QUERIES)]
         last = builder.sub(count, LONG(1))
         tokens = [
-            builder.add(at, builder.mul(stride, _least(builder, LONG(t), last)))
+            builder.add(at, builder.mul(stride, least(builder, LONG(t), last)))
             for t in range(TOKENS)
         ]
         ahead = [builder.add(coming, builder.mul(apart, LONG(t))) for t in range(TOKENS)]

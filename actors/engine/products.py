@@ -32,6 +32,7 @@ from actors.engine.emit import (
     WORDS,
     ask_for,
     call,
+    least,
     loaded,
     multiplied_pairs,
     spread,
@@ -132,7 +133,7 @@ def _emit_square(module: Any, numbers: Numbers) -> None:
     share = builder.sdiv(LONG(LINE), blocks)
     words = builder.sdiv(depth, LONG(numbers.in_word))
     with for_range_slice(builder, LONG(0), words, LONG(STRETCH)) as (first, _):
-        length = _least(builder, builder.sub(words, first), LONG(STRETCH))
+        length = least(builder, builder.sub(words, first), LONG(STRETCH))
         again = builder.or_(resumed, builder.icmp_signed(">", first, LONG(0)))
         words_here = _beyond(builder, row, first, LONG(WORD_BYTES))
         columns = _beyond(builder, column, first, LONG(LINE))
@@ -206,7 +207,3 @@ def _loaded_as(builder: Any, there: Any, kind: Any) -> Any:
 def _beyond(builder: Any, there: Any, *factors: Any) -> Any:
     """The address so many bytes further on as the product of `factors`."""
     return builder.gep(there, [reduce(builder.mul, factors)])
-
-
-def _least(builder: Any, one: Any, other: Any) -> Any:
-    return builder.select(builder.icmp_signed("<", one, other), one, other)

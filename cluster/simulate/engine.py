@@ -102,9 +102,9 @@ class SimulatedEngine:
         return hurry if any(one.stands_aside(hurry) for one in present) else NO_HURRY
 
     def _next_promised(self) -> Iterator[Sequence]:
-        reserve = self._reserve if self._running else 0
-        for one in self._waiting if len(self._running) < self._places else ():
-            if self.pool.available < self._pages.needs(one) + reserve:
+        gate = Gate()
+        for one in self._waiting:
+            if not self._could_start(one, gate):
                 return
             if one.ttft_s is not None:
                 yield one
@@ -221,16 +221,20 @@ class SimulatedEngine:
         self._pages.close(one)
 
     def _start(self, one: Sequence, gate: Gate) -> bool:
-        """Run one that waits, if there are a place, its pages and, beside others, spare."""
-        if len(self._running) + gate.places >= self._places:
+        """Run one that waits, if it could start."""
+        if not self._could_start(one, gate):
             return False
-        reserve = self._reserve + gate.pages if self._running else 0
-        if not self._pages.open(one, reserve):
-            return False
+        self._pages.open(one)
         one.running = True
         self._waiting.remove(one)
         insort(self._running, one, key=_order)
         return True
+
+    def _could_start(self, one: Sequence, gate: Gate) -> bool:
+        """Whether there are a place, its pages and, beside others, spare."""
+        reserve = self._reserve + gate.pages if self._running else 0
+        has_place = len(self._running) + gate.places < self._places
+        return has_place and self._pages.has_room(one, reserve)
 
     def _priced(self, draft: Draft, now: float) -> Run:
         steps = self._alike_steps(draft) if draft.alike else 1

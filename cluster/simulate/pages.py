@@ -14,15 +14,15 @@ class SequencePages:
         self._pool = pool
         self._page = pool.block_size
 
-    def open(self, one: Sequence, reserve: int) -> bool:
-        """Take what is cached of its prefix, if there are pages for the rest and `reserve`."""
-        usable = self._usable(one)
-        prefix = usable[: self._pool.reach(usable)]
-        if self._pool.available < self._growth(one, prefix) + reserve:
-            return False
+    def has_room(self, one: Sequence, reserve: int) -> bool:
+        """Whether all known tokens and `reserve` pages fit."""
+        return self._pool.available >= self.needs(one) + reserve
+
+    def open(self, one: Sequence) -> None:
+        """Take what is cached of its prefix; there is room for the rest."""
+        prefix = self._prefix(one)
         one.blocks, one.computed = self._pool.open(prefix), len(prefix) * self._page
         one.cached = one.computed if one.cached is None else one.cached
-        return True
 
     def lacks(self, one: Sequence) -> list[PageHash]:
         """What it could do without computing, if it were cached."""
@@ -35,8 +35,7 @@ class SequencePages:
 
     def needs(self, one: Sequence) -> int:
         """Pages that opening it would put to use."""
-        usable = self._usable(one)
-        return self._growth(one, usable[: self._pool.reach(usable)])
+        return -(-one.known // self._page) - self._pool.held(self._prefix(one))
 
     def fits(self, one: Sequence, wanted: int) -> int:
         """How many of the wanted tokens there are pages for."""
@@ -67,5 +66,6 @@ class SequencePages:
     def _usable(self, one: Sequence) -> list[PageHash]:
         return one.hashes[: (one.known - 1) // self._page]
 
-    def _growth(self, one: Sequence, prefix: list[PageHash]) -> int:
-        return -(-one.known // self._page) - self._pool.held(prefix)
+    def _prefix(self, one: Sequence) -> list[PageHash]:
+        usable = self._usable(one)
+        return usable[: self._pool.reach(usable)]
